@@ -1,0 +1,101 @@
+package sandbox
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Sandbox is the record of one sandbox, living or gone.
+type Sandbox struct {
+	ID        ID         `json:"id"`
+	Owner     string     `json:"owner,omitempty"`
+	Spec      Spec       `json:"spec"`
+	Status    Status     `json:"status"`
+	Reason    Reason     `json:"reason,omitempty" doc:"Why it ended or stopped."`
+	Detail    string     `json:"detail,omitempty" doc:"The reason in words."`
+	CreatedAt time.Time  `json:"created_at"`
+	StartedAt *time.Time `json:"started_at,omitempty"`
+	EndedAt   *time.Time `json:"ended_at,omitempty"`
+	Deadline  *time.Time `json:"deadline,omitempty" doc:"When its lifetime is over."`
+	ExitCode  *int       `json:"exit_code,omitempty" doc:"Of its main command, where it had one and that exited."`
+
+	Slot    int        `json:"slot" doc:"Names its id range, address and quota id while it lives."`
+	UIDBase uint32     `json:"uid_base,omitempty" doc:"First of its 65,536 host ids."`
+	Address netip.Addr `json:"address,omitzero" doc:"Its own address."`
+	InitPID int        `json:"init_pid,omitempty" doc:"PID 1 as the host sees it; 0 when none runs."`
+
+	Enforcement []Enforcement `json:"enforcement,omitempty" doc:"Each limit, and whether this host enforces it."`
+	Usage       Usage         `json:"usage" doc:"Last counters read; after the end, the final ones."`
+	LastOutput  []byte        `json:"last_output,omitempty" doc:"The end of the last output, kept after removal."`
+}
+
+// Enforcement says what became of one limit on this host.
+type Enforcement struct {
+	Limit    string `json:"limit" doc:"memory, cpu, pids, io, disk, inodes, open_files or network."`
+	Asked    string `json:"asked" doc:"As asked for, for people; 'none' when no limit was asked for."`
+	Enforced bool   `json:"enforced"`
+	Why      string `json:"why,omitempty" doc:"Where it is not enforced: why, and how to mend that."`
+}
+
+// Usage holds absolute counters since the sandbox was created. Counters
+// this host cannot read are zero and named in Unknown.
+type Usage struct {
+	CPUSeconds       float64  `json:"cpu_seconds"`
+	CPUUserSeconds   float64  `json:"cpu_user_seconds"`
+	CPUSystemSeconds float64  `json:"cpu_system_seconds"`
+	CPUThrottled     uint64   `json:"cpu_throttled_periods"`
+	MemoryBytes      uint64   `json:"memory_bytes" doc:"Now."`
+	MemoryPeakBytes  uint64   `json:"memory_peak_bytes"`
+	OOMKills         uint64   `json:"oom_kills"`
+	PIDs             uint64   `json:"pids" doc:"Tasks now."`
+	PIDsPeak         uint64   `json:"pids_peak"`
+	PIDsDenied       uint64   `json:"pids_denied" doc:"Forks refused by the limit."`
+	IOReadBytes      uint64   `json:"io_read_bytes"`
+	IOWriteBytes     uint64   `json:"io_write_bytes"`
+	NetRxBytes       uint64   `json:"net_rx_bytes" doc:"Into the sandbox."`
+	NetTxBytes       uint64   `json:"net_tx_bytes" doc:"Out of the sandbox."`
+	NetDropped       uint64   `json:"net_dropped_packets" doc:"Refused by policy."`
+	DiskBytes        uint64   `json:"disk_bytes" doc:"Its own layer, now."`
+	DiskInodes       uint64   `json:"disk_inodes"`
+	Unknown          []string `json:"unknown,omitempty" doc:"Groups this host cannot count: cpu, memory, pids, io, disk, net."`
+}
+
+// Image is a named stack of read-only layers.
+type Image struct {
+	Name      string      `json:"name"`
+	Digest    string      `json:"digest" doc:"sha256 of the content, or 'host'."`
+	Kind      ImageKind   `json:"kind" enum:"host,tar"`
+	Layers    []string    `json:"layers" doc:"Layer digests, lowest first."`
+	SizeBytes int64       `json:"size_bytes"`
+	Files     int64       `json:"files"`
+	Config    ImageConfig `json:"config"`
+	CreatedAt time.Time   `json:"created_at"`
+}
+
+// ImageKind says where an image came from.
+type ImageKind string
+
+// The image kinds.
+const (
+	ImageHost ImageKind = "host"
+	ImageTar  ImageKind = "tar"
+)
+
+// ImageConfig is what an image says about running it.
+type ImageConfig struct {
+	Env        []string `json:"env,omitempty"`
+	User       string   `json:"user,omitempty"`
+	WorkDir    string   `json:"workdir,omitempty"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+}
+
+// Event is one append-only row: something that happened.
+type Event struct {
+	Seq     int64             `json:"seq" doc:"Counts up; resume after it."`
+	Time    time.Time         `json:"time"`
+	Sandbox ID                `json:"sandbox,omitempty"`
+	Type    string            `json:"type" doc:"Dotted: sandbox.created, process.exited, …"`
+	Actor   string            `json:"actor,omitempty" doc:"Who caused it: uid:0, daemon, …"`
+	Data    map[string]string `json:"data,omitempty"`
+}
