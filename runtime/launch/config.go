@@ -1,0 +1,100 @@
+package launch
+
+import (
+	"math"
+
+	"github.com/opencontainers/cgroups"
+	devices "github.com/opencontainers/cgroups/devices/config"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+)
+
+// idRange is how many ids a sandbox has.
+const idRange = 65536
+
+// maskedPaths and readonlyPaths are those of Docker's default profile
+// (moby, daemon/pkg/oci/defaults.go). Most belong to an unmapped owner and
+// are closed anyway; the masks hold where a kernel is careless.
+var (
+	maskedPaths = []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
+		"/sys/firmware", "/sys/devices/virtual/powercap",
+	}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger"}
+)
+
+// shellConfig is the plan of one shell: pure, no system calls.
+//
+// /proc/sys stays writable to PID 1, which must write user.max_user_namespaces
+// before it gives up rights; for everybody else the kernel's own ownership
+// rules hold: what is not of this user namespace belongs to an unmapped id.
+//
+// There is no seccomp here: libcontainer would compile a filter on every
+// start. PID 1's exec thread installs the compiled one.
+func shellConfig(sk skeleton, spec ShellSpec, mqueue bool) *configs.Config {
+	ids := []configs.IDMap{{ContainerID: 0, HostID: int64(spec.UIDBase), Size: idRange}}
+	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	mounts := []*configs.Mount{
+		{Source: "proc", Destination: "/proc", Device: "proc", Flags: quiet},
+		{Source: "sysfs", Destination: "/sys", Device: "sysfs", Flags: quiet | unix.MS_RDONLY},
+		{Source: sk.dev(), Destination: "/dev", Device: "bind", Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NOEXEC},
+		{Source: "devpts", Destination: "/dev/pts", Device: "devpts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: "newinstance,ptmxmode=0666,mode=0620,gid=5"},
+		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: quiet, Data: "mode=1777,size=64m"},
+	}
+	if mqueue {
+		mounts = append(mounts, &configs.Mount{Source: "mqueue", Destination: "/dev/mqueue", Device: "mqueue", Flags: quiet})
+	}
+	return &configs.Config{
+		Rootfs:     sk.root(),
+		Readonlyfs: true,
+		Hostname:   string(spec.ID),
+		Namespaces: configs.Namespaces{
+			{Type: configs.NEWUSER}, {Type: configs.NEWNS}, {Type: configs.NEWPID}, {Type: configs.NEWNET},
+			{Type: configs.NEWIPC}, {Type: configs.NEWUTS}, {Type: configs.NEWCGROUP},
+		},
+		UIDMappings:   ids,
+		GIDMappings:   ids,
+		Mounts:        mounts,
+		MaskPaths:     maskedPaths,
+		ReadonlyPaths: readonlyPaths,
+		Capabilities:  allCapabilities(),
+		NoNewKeyring:  false,
+		Cgroups: &cgroups.Cgroup{
+			Path:      spec.CgroupPath,
+			Resources: &cgroups.Resources{Devices: deviceRules()},
+		},
+		// PID 1 keeps a few descriptors per process; workloads get the limit
+		// of the spec from PID 1, which may only lower it.
+		Rlimits: []configs.Rlimit{{Type: unix.RLIMIT_NOFILE, Soft: spec.MaxOpenFiles, Hard: spec.MaxOpenFiles}, {Type: unix.RLIMIT_CORE, Soft: 0, Hard: math.MaxUint64}},
+	}
+}
+
+// deviceRules allows the nodes of /dev and pseudo terminals, nothing else.
+// Nobody inside may make a node (no MKNOD outside the first user namespace);
+// the rules are the second wall.
+func deviceRules() []*devices.Rule {
+	rules := []*devices.Rule{{Type: devices.WildcardDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "rwm", Allow: false}}
+	allow := func(major, minor int64) {
+		rules = append(rules, &devices.Rule{Type: devices.CharDevice, Major: major, Minor: minor, Permissions: "rw", Allow: true})
+	}
+	for _, d := range deviceNodes {
+		allow(int64(d.major), int64(d.minor))
+	}
+	allow(5, 2)                  // ptmx
+	allow(136, devices.Wildcard) // pts
+	return rules
+}
+
+// allCapabilities is what PID 1 holds inside its own user namespace. The
+// thread that starts workloads gives up all but the profile's.
+func allCapabilities() *configs.Capabilities {
+	all := make([]string, 0, len(capabilityNames))
+	all = append(all, capabilityNames...)
+	return &configs.Capabilities{Bounding: all, Effective: all, Permitted: all}
+}
+
+var capabilityNames = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
+	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE",
+}

@@ -1,0 +1,294 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	_ "github.com/opencontainers/cgroups/devices" // libcontainer refuses to start a container without device rules
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Config is what a Launcher needs to know.
+type Config struct {
+	RunDir     string // the daemon's run directory; must be absolute
+	InitBinary []byte // PID 1, a static program
+	Log        *slog.Logger
+}
+
+// Launcher makes and removes shells. It is safe for concurrent use.
+type Launcher struct {
+	dir      string // run directory
+	skeleton skeleton
+	mqueue   bool
+	maxFiles uint64
+	log      *slog.Logger
+}
+
+// New prepares the skeleton. The program must be in its own mount namespace
+// (EnterPrivateMounts).
+func New(cfg Config) (*Launcher, error) {
+	if !cgroups.IsCgroup2UnifiedMode() {
+		return nil, sandbox.Errorf(sandbox.ErrUnsupported, "cgroup2_missing", "no cgroup2 tree on %s: the program is not in its own mount namespace", cgroupMount)
+	}
+	l := &Launcher{dir: cfg.RunDir, log: cfg.Log, maxFiles: 65536}
+	// Mapped ids pass through the run directory to the skeleton.
+	if err := os.MkdirAll(l.dir, 0o711); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(l.dir, 0o711); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{l.stateRoot(), l.socketRoot()} {
+		if err := os.MkdirAll(d, 0o711); err != nil {
+			return nil, err
+		}
+	}
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return nil, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	// Without CAP_SYS_RESOURCE on the host the hard limit is the ceiling.
+	l.maxFiles = min(max(lim.Max, 1024), 1<<20)
+	l.mqueue = hasFilesystem("mqueue")
+	sk, err := makeSkeleton(filepath.Join(l.dir, "skeleton"), cfg.InitBinary)
+	if err != nil {
+		return nil, fmt.Errorf("prepare the skeleton root: %w", err)
+	}
+	l.skeleton = sk
+	return l, nil
+}
+
+// Close removes the skeleton. Shells go on.
+func (l *Launcher) Close() error { return l.skeleton.remove() }
+
+// MaxOpenFiles is the most open files a process can be given on this host.
+func (l *Launcher) MaxOpenFiles() uint64 { return l.maxFiles }
+
+func (l *Launcher) stateRoot() string  { return filepath.Join(l.dir, "shells") }
+func (l *Launcher) socketRoot() string { return filepath.Join(l.dir, "init") }
+
+// SocketPath is where PID 1 of the sandbox listens.
+func (l *Launcher) SocketPath(id sandbox.ID) string {
+	return filepath.Join(l.socketRoot(), string(id)+".sock")
+}
+
+// ShellSpec is what distinguishes one shell from another.
+type ShellSpec struct {
+	ID           sandbox.ID
+	CgroupPath   string // below the cgroup2 mount; exists and is empty
+	UIDBase      uint32 // first of its 65,536 host ids
+	MaxOpenFiles uint64 // set by Start
+}
+
+// Shell is a running PID 1. Its descriptors belong to the caller.
+type Shell struct {
+	ID        sandbox.ID
+	PID       int
+	StartTime uint64 // clock ticks after boot: with PID it names the process for good (proc(5), stat field 22)
+	UserNS    *os.File
+	NetNS     *os.File
+	PIDFD     *os.File
+}
+
+// Close closes the shell's descriptors; PID 1 goes on.
+func (s *Shell) Close() error {
+	return errors.Join(closeFile(s.UserNS), closeFile(s.NetNS), closeFile(s.PIDFD))
+}
+
+func closeFile(f *os.File) error {
+	if f == nil {
+		return nil
+	}
+	return f.Close()
+}
+
+// Start makes a shell. On return PID 1 runs its program and its socket takes
+// connections. On error nothing is left but what Remove takes away.
+func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
+	if err := l.Remove(spec.ID); err != nil {
+		return nil, err
+	}
+	ln, err := listen(l.SocketPath(spec.ID))
+	if err != nil {
+		return nil, fmt.Errorf("listen for PID 1 of %s: %w", spec.ID, err)
+	}
+	defer ln.Close()
+
+	spec.MaxOpenFiles = l.maxFiles
+	ctr, err := libcontainer.Create(l.stateRoot(), string(spec.ID), shellConfig(l.skeleton, spec, l.mqueue))
+	if err != nil {
+		return nil, fmt.Errorf("prepare a shell for %s: %w", spec.ID, err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	proc := &libcontainer.Process{
+		Args: []string{initPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Cwd: "/", Init: true, ExtraFiles: []*os.File{ln},
+		Stdin: null, Stdout: null, Stderr: null,
+	}
+	if err := ctr.Run(proc); err != nil {
+		return nil, fmt.Errorf("start the shell of %s: %w", spec.ID, err)
+	}
+	pid, err := proc.Pid()
+	if err != nil {
+		return nil, fmt.Errorf("pid of the shell of %s: %w", spec.ID, err)
+	}
+	return l.open(spec.ID, pid, 0)
+}
+
+// Open returns the shell of an earlier daemon, if PID 1 still is the process
+// that started at startTime; otherwise an error of class ErrNotFound.
+func (l *Launcher) Open(id sandbox.ID, pid int, startTime uint64) (*Shell, error) {
+	return l.open(id, pid, startTime)
+}
+
+func (l *Launcher) open(id sandbox.ID, pid int, startTime uint64) (*Shell, error) {
+	gone := func(err error) error {
+		return sandbox.Errorf(sandbox.ErrNotFound, "shell_gone", "PID 1 of %s (host pid %d) is gone: %w", id, pid, err)
+	}
+	// The pidfd is opened before the start time is read: if that matches,
+	// the descriptor is of the process meant.
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, gone(err)
+	}
+	s := &Shell{ID: id, PID: pid, PIDFD: os.NewFile(uintptr(fd), "pidfd")}
+	if s.StartTime, err = readStartTime(pid); err != nil {
+		return nil, errors.Join(gone(err), s.Close())
+	}
+	if startTime != 0 && s.StartTime != startTime {
+		return nil, errors.Join(gone(errors.New("the pid belongs to another process now")), s.Close())
+	}
+	for _, ns := range []struct {
+		name string
+		to   **os.File
+	}{{"user", &s.UserNS}, {"net", &s.NetNS}} {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, ns.name))
+		if err != nil {
+			return nil, errors.Join(gone(err), s.Close())
+		}
+		*ns.to = f
+	}
+	return s, nil
+}
+
+// Wait returns when PID 1 has ended, or with ctx's error. It takes the exit
+// status where PID 1 is a child of this process, so that no zombie is left.
+func (s *Shell) Wait(ctx context.Context) error {
+	conn, err := s.PIDFD.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := s.PIDFD.SetReadDeadline(time.Time{}); err != nil { // an earlier wait may have set one
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.PIDFD.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err = conn.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		return err == nil && n > 0
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("wait for PID 1 of %s: %w", s.ID, err)
+	}
+	return conn.Control(func(fd uintptr) {
+		// ECHILD: it was the child of an earlier daemon, and init reaped it.
+		_ = unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil)
+	})
+}
+
+// Kill ends PID 1, and with it every process of its pid namespace.
+func (s *Shell) Kill() error {
+	err := unix.PidfdSendSignal(int(s.PIDFD.Fd()), unix.SIGKILL, nil, 0)
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill PID 1 of %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+// Remove takes away what Start put on disk: the socket and libcontainer's
+// state. The processes and the cgroup are the cgroup package's to end. What
+// is gone already is fine.
+func (l *Launcher) Remove(id sandbox.ID) error {
+	if err := os.RemoveAll(filepath.Join(l.stateRoot(), string(id))); err != nil {
+		return fmt.Errorf("remove the shell state of %s: %w", id, err)
+	}
+	if err := os.Remove(l.SocketPath(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the socket of %s: %w", id, err)
+	}
+	return nil
+}
+
+// List names every sandbox of which a shell left something on disk.
+func (l *Launcher) List() ([]sandbox.ID, error) {
+	var ids []sandbox.ID
+	for _, dir := range []string{l.stateRoot(), l.socketRoot()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, fmt.Errorf("list shells: %w", err)
+		}
+		for _, e := range entries {
+			if id, err := sandbox.ParseID(strings.TrimSuffix(e.Name(), ".sock")); err == nil && !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids, nil
+}
+
+// listen makes a listening unix socket that only the host's root can reach,
+// and returns it as a file to hand on. Unlike net.UnixListener's, closing it
+// leaves the path.
+func listen(path string) (*os.File, error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	ln.SetUnlinkOnClose(false)
+	defer ln.Close()
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
+	return ln.File()
+}
+
+// readStartTime reads field 22 of /proc/PID/stat; the fields are counted
+// from behind the program's name, which may hold anything.
+func readStartTime(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, ok := strings.Cut(string(b[max(0, strings.LastIndexByte(string(b), ')')):]), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat: unexpected form", pid)
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+// hasFilesystem reports whether the kernel knows a filesystem type.
+func hasFilesystem(name string) bool {
+	b, err := os.ReadFile("/proc/filesystems")
+	return err == nil && slices.Contains(strings.Fields(string(b)), name)
+}

@@ -1,0 +1,179 @@
+//go:build root
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	ServeInit()
+	if err := EnterPrivateMounts(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func newLauncher(t testing.TB) *Launcher {
+	t.Helper()
+	bin := os.Getenv("SANDBOXD_TEST_PID1") // compiled beforehand where there is no Go
+	if bin == "" {
+		bin = filepath.Join(t.TempDir(), "pid1")
+		cmd := exec.Command("go", "build", "-o", bin, "./testdata/pid1")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build the stand-in for PID 1: %v\n%s", err, out)
+		}
+	}
+	b, err := os.ReadFile(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "launch-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := New(Config{RunDir: dir, InitBinary: b, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(dir)
+	})
+	return l
+}
+
+// testCgroup makes an empty cgroup for one shell and removes it at the end.
+func testCgroup(t testing.TB, id sandbox.ID) string {
+	t.Helper()
+	path := fmt.Sprintf("/sandboxd-launch-%d/%s", os.Getpid(), id)
+	if err := os.MkdirAll(cgroupMount+path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = os.WriteFile(cgroupMount+path+"/cgroup.kill", []byte("1"), 0)
+		for range 500 {
+			if err := os.Remove(cgroupMount + path); err == nil || errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		_ = os.Remove(filepath.Dir(cgroupMount + path))
+	})
+	return path
+}
+
+func ask(t testing.TB, path string) map[string]string {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
+		m[k] = v
+	}
+	return m
+}
+
+func TestShellIsIsolatedAndGone(t *testing.T) {
+	l := newLauncher(t)
+	id := sandbox.NewID()
+	ctx := context.Background()
+	sh, err := l.Start(ctx, ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sh.Close()
+	got := ask(t, l.SocketPath(id))
+	_, got["v2cgroup"], _ = strings.Cut(got["cgroup"], "0::")
+	for k, want := range map[string]string{
+		"pid": "1", "uid": "0", "uidmap": "0 536870912 65536", "hostname": string(id), "v2cgroup": "/",
+		"null": "<nil>", "pty": "<nil>", "userns": "<nil>", "links": "1",
+	} {
+		if got[k] != want {
+			t.Errorf("%s = %q, want %q", k, got[k], want)
+		}
+	}
+	for _, k := range []string{"readinit", "mkdir"} {
+		if got[k] == "<nil>" {
+			t.Errorf("%s worked inside the shell: want it refused", k)
+		}
+	}
+	again, err := l.Open(id, sh.PID, sh.StartTime)
+	if err != nil {
+		t.Fatalf("open a living shell: %v", err)
+	}
+	again.Close()
+	if _, err := l.Open(id, sh.PID, sh.StartTime+1); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("open with another start time: %v, want class not found", err)
+	}
+
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	if err := sh.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wait for a living PID 1: %v, want the context's error", err)
+	}
+	if err := sh.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sh.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", sh.PID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("PID 1 left a zombie: %v", err)
+	}
+	for range 2 { // the second finds nothing and is content
+		if err := l.Remove(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ids, err := l.List(); err != nil || len(ids) != 0 {
+		t.Errorf("after removal List = %v, %v", ids, err)
+	}
+}
+
+func BenchmarkStart(b *testing.B) {
+	l := newLauncher(b)
+	for b.Loop() {
+		id := sandbox.NewID()
+		b.StopTimer()
+		path := testCgroup(b, id)
+		b.StartTimer()
+		sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := sh.Kill(); err != nil {
+			b.Fatal(err)
+		}
+		_ = sh.Wait(context.Background())
+		sh.Close()
+		_ = l.Remove(id)
+		b.StartTimer()
+	}
+}

@@ -1,0 +1,100 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// The skeleton is a small tmpfs in the daemon's own mount namespace:
+//
+//	skeleton/root           what PID 1 sees before its first real root, read-only
+//	skeleton/root/sandbox-init   mode 0111, owned by the host's root: an id the
+//	                        sandbox does not map, so that its root can neither
+//	                        read, trace nor open the memory of what runs from it
+//	skeleton/dev            the sandbox's /dev: bound read-only, nodes by mknod here
+//
+// It is made anew at each start of the daemon. Shells of an earlier one keep
+// the tmpfs they were built on.
+type skeleton struct{ dir string }
+
+func (s skeleton) root() string { return filepath.Join(s.dir, "root") }
+func (s skeleton) dev() string  { return filepath.Join(s.dir, "dev") }
+
+// initPath is the program of PID 1 as the skeleton names it.
+const initPath = "/sandbox-init"
+
+// newRootDir is where PID 1 attaches a real root before it moves in.
+const newRootDir = "/newroot"
+
+// deviceNodes are the nodes of a sandbox's /dev: those the OCI runtime
+// specification (config-linux.md, "Default Devices") asks for.
+var deviceNodes = []struct {
+	name         string
+	major, minor uint32
+}{
+	{"null", 1, 3},
+	{"zero", 1, 5},
+	{"full", 1, 7},
+	{"random", 1, 8},
+	{"urandom", 1, 9},
+	{"tty", 5, 0},
+}
+
+// devLinks are the symbolic links of /dev.
+var devLinks = map[string]string{
+	"fd":     "/proc/self/fd",
+	"stdin":  "/proc/self/fd/0",
+	"stdout": "/proc/self/fd/1",
+	"stderr": "/proc/self/fd/2",
+	"ptmx":   "pts/ptmx",
+}
+
+// makeSkeleton mounts and fills the skeleton in dir.
+func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
+	s := skeleton{dir}
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return s, err
+	}
+	// Mapped ids must pass through to reach the root: search permission only.
+	if err := unix.Mount("skeleton", dir, "tmpfs", unix.MS_NOSUID, "mode=711,size=64m"); err != nil {
+		return s, fmt.Errorf("mount the skeleton on %s: %w", dir, err)
+	}
+	for _, d := range []string{s.root(), s.root() + "/proc", s.root() + "/sys", s.root() + "/dev", s.root() + newRootDir, s.dev(), s.dev() + "/pts", s.dev() + "/shm", s.dev() + "/mqueue"} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return s, err
+		}
+	}
+	if err := os.WriteFile(s.root()+initPath, initBinary, 0o700); err != nil {
+		return s, fmt.Errorf("write %s: %w", initPath, err)
+	}
+	if err := os.Chmod(s.root()+initPath, 0o111); err != nil {
+		return s, err
+	}
+	for _, d := range deviceNodes {
+		path := filepath.Join(s.dev(), d.name)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
+			return s, fmt.Errorf("make device %s: %w", path, err)
+		}
+		if err := os.Chmod(path, 0o666); err != nil { // mknod is subject to the umask
+			return s, err
+		}
+	}
+	for name, target := range devLinks {
+		if err := os.Symlink(target, filepath.Join(s.dev(), name)); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// remove unmounts the skeleton; shells that stand on it keep it.
+func (s skeleton) remove() error {
+	if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", s.dir, err)
+	}
+	return nil
+}
