@@ -16,6 +16,7 @@ type ProcessSpec struct {
 	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" minimum:"0" doc:"After this long the whole tree gets TERM and, 5 s later, KILL; 0 means none."`
 	OutputBytes    int               `json:"output_bytes,omitempty" minimum:"0" maximum:"67108864" doc:"Output kept for replay; 0 means 1 MiB."`
 	Tag            string            `json:"tag,omitempty" maxLength:"63" doc:"A word of the caller's to find it by."`
+	Main           bool              `json:"main,omitempty" doc:"When this process ends the sandbox ends with it: reason exited, oom or timeout."`
 }
 
 // WindowSize is the size of a terminal in characters.
@@ -71,6 +72,7 @@ type Process struct {
 	User      string      `json:"user,omitempty"`
 	Tag       string      `json:"tag,omitempty"`
 	TTY       bool        `json:"tty,omitempty"`
+	Main      bool        `json:"main,omitempty" doc:"The sandbox ends with it."`
 	StartedAt time.Time   `json:"started_at"`
 	Exit      *ExitStatus `json:"exit,omitempty" doc:"Present once it has ended."`
 	Output    OutputState `json:"output"`

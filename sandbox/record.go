@@ -60,6 +60,25 @@ type Usage struct {
 	Unknown          []string `json:"unknown,omitempty" doc:"Groups this host cannot count: cpu, memory, pids, io, disk, net."`
 }
 
+// Add returns the counters of two runs of one sandbox together: what counts
+// up is added, what tells the present is u's, peaks are the higher.
+func (u Usage) Add(earlier Usage) Usage {
+	u.CPUSeconds += earlier.CPUSeconds
+	u.CPUUserSeconds += earlier.CPUUserSeconds
+	u.CPUSystemSeconds += earlier.CPUSystemSeconds
+	u.CPUThrottled += earlier.CPUThrottled
+	u.MemoryPeakBytes = max(u.MemoryPeakBytes, earlier.MemoryPeakBytes)
+	u.OOMKills += earlier.OOMKills
+	u.PIDsPeak = max(u.PIDsPeak, earlier.PIDsPeak)
+	u.PIDsDenied += earlier.PIDsDenied
+	u.IOReadBytes += earlier.IOReadBytes
+	u.IOWriteBytes += earlier.IOWriteBytes
+	u.NetRxBytes += earlier.NetRxBytes
+	u.NetTxBytes += earlier.NetTxBytes
+	u.NetDropped += earlier.NetDropped
+	return u
+}
+
 // Image is a named stack of read-only layers.
 type Image struct {
 	Name      string      `json:"name"`
