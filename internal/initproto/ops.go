@@ -1,0 +1,132 @@
+package initproto
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// The operations.
+const (
+	OpPing      = "ping"
+	OpConfigure = "configure"
+	OpExec      = "exec"
+	OpAttach    = "attach"
+	OpSignal    = "signal"
+	OpResize    = "resize"
+	OpProcesses = "processes"
+	OpProcess   = "process"
+	OpForget    = "forget"
+	OpEvents    = "events"
+	OpStat      = "stat"
+	OpList      = "list"
+	OpRead      = "read"
+	OpWrite     = "write"
+	OpMkdir     = "mkdir"
+	OpMove      = "move"
+	OpRemove    = "remove"
+	OpChmod     = "chmod"
+	OpWatch     = "watch"
+	OpTarOut    = "tar_out"
+	OpTarIn     = "tar_in"
+)
+
+// Request is the payload of the first frame of a connection.
+type Request struct {
+	Version int             `json:"version"`
+	Op      string          `json:"op"`
+	Args    json.RawMessage `json:"args,omitempty"`
+}
+
+// Info is the reply to ping.
+type Info struct {
+	Version    int     `json:"version"`
+	Build      string  `json:"build,omitempty"`
+	UptimeSecs float64 `json:"uptime_seconds"`
+	Live       int     `json:"live"` // processes that have not ended
+	LastSeq    int64   `json:"last_seq"`
+	Configured bool    `json:"configured"`
+	Switches   int     `json:"switches"` // roots taken so far
+}
+
+// Configure carries a whole configuration. Descriptors come in this order:
+// the work cgroup's directory if Work, the root if Root, then one for each of
+// Extra.
+type Configure struct {
+	Hostname     string               `json:"hostname,omitempty"`
+	Address      string               `json:"address,omitempty"`
+	Env          map[string]string    `json:"env,omitempty"`
+	WorkDir      string               `json:"workdir,omitempty"`
+	User         string               `json:"user,omitempty"`
+	Capabilities sandbox.Capabilities `json:"capabilities,omitempty"`
+	OpenFiles    uint64               `json:"open_files,omitempty"`
+	Seccomp      []byte               `json:"seccomp,omitempty"`
+	Hosts        string               `json:"hosts,omitempty"`
+	ResolvConf   string               `json:"resolv_conf,omitempty"`
+	KeepEnded    int                  `json:"keep_ended,omitempty"`
+	Work         bool                 `json:"work,omitempty"`
+	Root         bool                 `json:"root,omitempty"`
+	Extra        []string             `json:"extra,omitempty"` // where the extra mounts go
+}
+
+// Configured is the reply to configure: where the time went, in nanoseconds.
+type Configured struct {
+	Kill    time.Duration `json:"kill"`    // ending the old root's processes
+	Switch  time.Duration `json:"switch"`  // attaching, moving and pivoting
+	Files   time.Duration `json:"files"`   // hostname, hosts, resolv.conf
+	Workers time.Duration `json:"workers"` // the thread that forks workloads
+	Total   time.Duration `json:"total"`
+}
+
+// Exec starts a process; with Attach its output follows on the connection.
+type Exec struct {
+	Spec   sandbox.ProcessSpec `json:"spec"`
+	Attach bool                `json:"attach,omitempty"`
+}
+
+// Attach reads a process's output from Offset on; negative means from the
+// oldest byte kept.
+type Attach struct {
+	ID     sandbox.ProcessID `json:"id"`
+	Offset int64             `json:"offset"`
+}
+
+// Target names a process; Signal and Size belong to the operations of those names.
+type Target struct {
+	ID     sandbox.ProcessID   `json:"id"`
+	Signal string              `json:"signal,omitempty"`
+	Size   *sandbox.WindowSize `json:"size,omitempty"`
+}
+
+// EventsAfter asks for the events after a sequence number.
+type EventsAfter struct {
+	After int64 `json:"after"`
+}
+
+// The event types.
+const (
+	EventStarted = "started"
+	EventExited  = "exited"
+	EventLost    = "lost" // events before this one are no longer kept
+)
+
+// Event is one change in the process table.
+type Event struct {
+	Seq     int64            `json:"seq"`
+	Type    string           `json:"type"`
+	Live    int              `json:"live"` // processes that have not ended, after it
+	Process *sandbox.Process `json:"process,omitempty"`
+}
+
+// File carries the arguments of every file operation; each uses its own part.
+type File struct {
+	User      string `json:"user,omitempty"`
+	Path      string `json:"path"`
+	To        string `json:"to,omitempty"`
+	Depth     int    `json:"depth,omitempty"`
+	Offset    int64  `json:"offset,omitempty"`
+	Limit     int64  `json:"limit,omitempty"`
+	Mode      uint32 `json:"mode,omitempty"`
+	Recursive bool   `json:"recursive,omitempty"`
+}
