@@ -1,0 +1,88 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// SetLimits makes l the limits of the sandbox's workload; a kind that l leaves
+// at zero is unlimited afterwards. Repeating it is safe, also while processes
+// run; a memory limit below what is used makes the kernel reclaim and, where
+// that is not enough, kill the workload. ErrNotFound before Settle.
+//
+// A limit whose controller the host lacks is skipped: see Enforcement.
+func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return err
+	}
+	cpus, err := t.pin(id, l)
+	if err != nil {
+		return err
+	}
+	if err := t.apply(dir, planLimits(l, cpus, t.devices(), t.controllers)); err != nil {
+		if errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOENT) {
+			return sandbox.Errorf(sandbox.ErrUnsupported, "io_device", "limiting %s: %w; io.max takes whole disks only", id, err)
+		}
+		return fmt.Errorf("limiting %s: %w", id, notFound(id, err))
+	}
+	return nil
+}
+
+// Enforcement says of cpu, memory, pids and io which are kept on this host.
+func (t *Tree) Enforcement(l sandbox.Limits) []sandbox.Enforcement {
+	return planEnforcement(l, t.controllers, t.devices())
+}
+
+func (t *Tree) devices() []string {
+	if t.ioDevices == nil {
+		return nil
+	}
+	return t.ioDevices()
+}
+
+// pin chooses the cpus of a sandbox: those it has, if they are as many as it
+// wants, else the least loaded. Nil means all.
+func (t *Tree) pin(id sandbox.ID, l sandbox.Limits) ([]int, error) {
+	if !slices.Contains(t.controllers, ctlCPUSet) {
+		return nil, nil
+	}
+	set, err := read(t.dir, "cpuset.cpus.effective")
+	if err != nil {
+		return nil, err
+	}
+	allowed, err := parseCPUList(set)
+	if err != nil {
+		return nil, fmt.Errorf("reading the host's cpus: %w", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := cpusWanted(l, len(allowed))
+	if n == 0 {
+		delete(t.pinned, id)
+		return nil, nil
+	}
+	p := pin{cpus: t.pinned[id].cpus, load: l.CPUs / math.Ceil(l.CPUs)}
+	online := !slices.ContainsFunc(p.cpus, func(c int) bool { return !slices.Contains(allowed, c) })
+	if len(p.cpus) != n || !online {
+		delete(t.pinned, id)
+		load := map[int]float64{}
+		for _, other := range t.pinned {
+			for _, c := range other.cpus {
+				load[c] += other.load
+			}
+		}
+		p.cpus = pickCPUs(allowed, load, n)
+	}
+	t.pinned[id] = p
+	return p.cpus, nil
+}

@@ -1,0 +1,111 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+
+	"github.com/containerd/cgroups/v3/cgroup2"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Usage reads the cgroup's part of a sandbox's usage. CPU time and I/O are
+// those of the whole sandbox, PID 1 included; memory and tasks those of the
+// workload, as its limits count them. The counters begin with the cgroup.
+// Groups this host cannot count are named in Unknown. ErrNotFound where the
+// sandbox has no cgroup.
+func (t *Tree) Usage(id sandbox.ID) (sandbox.Usage, error) {
+	var u sandbox.Usage
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return u, err
+	}
+	work, err := t.at(id, partWork)
+	if err != nil {
+		return u, err
+	}
+	if err := t.wholeUsage(&u, id); err != nil {
+		return u, fmt.Errorf("counting usage of %s: %w", id, notFound(id, err))
+	}
+	if _, err := read(work, "cgroup.events"); gone(err) {
+		if _, err := read(dir, "cgroup.events"); gone(err) {
+			return u, notFound(id, err)
+		}
+		return u, nil // not settled: no workload yet
+	}
+	if err := t.workUsage(&u, work); err != nil {
+		return u, fmt.Errorf("counting usage of %s: %w", id, notFound(id, err))
+	}
+	return u, nil
+}
+
+// wholeUsage fills in what is counted for the sandbox as a whole.
+func (t *Tree) wholeUsage(u *sandbox.Usage, id sandbox.ID) error {
+	group, err := cgroup2.Load(path.Join(t.parent, string(id)), cgroup2.WithMountpoint(t.mount))
+	if err != nil {
+		return err
+	}
+	// cpu.stat has the times even where the cpu controller is missing.
+	mask := cgroup2.StatCPU
+	if t.has(ctlIO) {
+		mask |= cgroup2.StatIO
+	}
+	m, err := group.StatFiltered(mask)
+	if err != nil {
+		return err
+	}
+	u.CPUSeconds = float64(m.GetCPU().GetUsageUsec()) / 1e6
+	u.CPUUserSeconds = float64(m.GetCPU().GetUserUsec()) / 1e6
+	u.CPUSystemSeconds = float64(m.GetCPU().GetSystemUsec()) / 1e6
+	for _, e := range m.GetIo().GetUsage() {
+		u.IOReadBytes += e.GetRbytes()
+		u.IOWriteBytes += e.GetWbytes()
+	}
+	for _, c := range []string{ctlMemory, ctlPIDs, ctlIO} {
+		if !t.has(c) {
+			u.Unknown = append(u.Unknown, c)
+		}
+	}
+	return nil
+}
+
+// workUsage fills in what is counted where the limits stand.
+func (t *Tree) workUsage(u *sandbox.Usage, work string) error {
+	type counter struct {
+		controller string
+		file, key  string // key of a flat keyed file, else ""
+		into       *uint64
+		optional   bool // younger than the oldest kernel supported
+	}
+	for _, c := range []counter{
+		{controller: ctlCPU, file: "cpu.stat", key: "nr_throttled", into: &u.CPUThrottled},
+		{controller: ctlMemory, file: "memory.current", into: &u.MemoryBytes},
+		{controller: ctlMemory, file: "memory.peak", into: &u.MemoryPeakBytes, optional: true},
+		{controller: ctlMemory, file: "memory.events", key: "oom_kill", into: &u.OOMKills},
+		{controller: ctlPIDs, file: "pids.current", into: &u.PIDs},
+		{controller: ctlPIDs, file: "pids.peak", into: &u.PIDsPeak, optional: true},
+		{controller: ctlPIDs, file: "pids.events", key: "max", into: &u.PIDsDenied},
+	} {
+		if !t.has(c.controller) {
+			continue
+		}
+		var err error
+		if c.key != "" {
+			*c.into, err = readFlat(work, c.file, c.key)
+		} else {
+			*c.into, err = readUint(work, c.file)
+		}
+		if err != nil && !(c.optional && errors.Is(err, fs.ErrNotExist)) {
+			return err
+		}
+	}
+	// Where the kernel keeps no peak, it is at least what there is now.
+	u.MemoryPeakBytes = max(u.MemoryPeakBytes, u.MemoryBytes)
+	u.PIDsPeak = max(u.PIDsPeak, u.PIDs)
+	return nil
+}
+
+func (t *Tree) has(controller string) bool { return slices.Contains(t.controllers, controller) }
