@@ -1,0 +1,357 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Config configures a Host. The zero value works.
+type Config struct {
+	// Pool is where sandboxes get their addresses; 10.213.0.0/16 unless set.
+	Pool netip.Prefix
+	// Resolvers may be asked by open sandboxes on port 53 (UDP and TCP), even
+	// where they lie in a range that is otherwise closed. A resolver on the
+	// host itself stays closed: the host is never reachable.
+	Resolvers []netip.Addr
+	Log       *slog.Logger
+}
+
+// Host is the networking of all sandboxes of one network namespace: the
+// daemon's. Its methods may be called by many goroutines, but those about one
+// sandbox one after another.
+type Host struct {
+	pool  netip.Prefix
+	log   *slog.Logger
+	table *table
+	route *netlink.Handle
+	raw   map[int]*nl.SocketHandle
+	reap  *reaper
+	mtu   int
+
+	mu      sync.Mutex
+	known   map[sandbox.ID]linkPlan // what the sets should hold
+	uplinks map[string]bool         // interfaces we made forward
+}
+
+// Attachment is a sandbox as this package knows it.
+type Attachment struct {
+	ID   sandbox.ID
+	Slot int
+	// NetNS is the sandbox's network namespace. It is not closed, and not
+	// kept. Nil is enough where no link has to be made.
+	NetNS  *os.File
+	Policy sandbox.NetworkPolicy
+}
+
+// Open readies the current network namespace for sandboxes. It replaces the
+// table of an earlier daemon in one transaction and keeps the elements and
+// counters of sandboxes: those are Recover's to judge. Repeating it is safe.
+// Errors are of class ErrInvalid (pool), ErrConflict (the pool overlaps a
+// network of the host) or ErrUnsupported (no nf_tables).
+func Open(ctx context.Context, cfg Config) (*Host, error) {
+	if !cfg.Pool.IsValid() {
+		cfg.Pool = DefaultPool
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := checkConfig(cfg); err != nil {
+		return nil, err
+	}
+	h := &Host{
+		pool: cfg.Pool.Masked(), log: cfg.Log, mtu: 1500,
+		known: map[sandbox.ID]linkPlan{}, uplinks: map[string]bool{},
+	}
+	if err := h.open(cfg); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	h.reap = startReaper(h)
+	return h, ctx.Err()
+}
+
+func checkConfig(cfg Config) error {
+	for _, r := range cfg.Resolvers {
+		if !r.Is4() || r.IsLoopback() || r.IsUnspecified() || r.IsMulticast() {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_resolver", "resolver %s: sandboxes reach only IPv4 unicast addresses other than loopback", r)
+		}
+	}
+	return checkPool(cfg.Pool)
+}
+
+func (h *Host) open(cfg Config) error {
+	var err error
+	if h.route, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	sock, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	h.raw = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: sock}}
+	if err := h.checkOverlap(); err != nil {
+		return err
+	}
+	if h.table, err = openTable(planTable(h.pool, cfg.Resolvers)); err != nil {
+		return err
+	}
+	if err := h.table.install(); err != nil {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_nftables", "%w: sandboxes need a kernel with nf_tables (inet tables, NAT, fib, connlimit) and CAP_NET_ADMIN", err)
+	}
+	uplinks, err := h.table.keys(setUplinks)
+	if err != nil {
+		return err
+	}
+	for _, key := range uplinks {
+		h.uplinks[unix.ByteSliceToString(key)] = true
+	}
+	// The gateway's address makes host and sandbox speak with each other by
+	// one source the sandbox may know, not by an address of the host's. It is
+	// on loopback, in host scope: never chosen for anything else.
+	lo := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}
+	gw := &netlink.Addr{IPNet: host32(gateway(h.pool)), Scope: int(netlink.SCOPE_HOST)}
+	if err := h.route.AddrReplace(lo, gw); err != nil {
+		return fmt.Errorf("setting the gateway address %s: %w", gateway(h.pool), err)
+	}
+	return nil
+}
+
+// Close lets go of sockets and goroutines. Sandboxes keep working: rules,
+// links and routes stay.
+func (h *Host) Close() error {
+	if h.reap != nil {
+		h.reap.stop()
+	}
+	var err error
+	if h.table != nil {
+		err = h.table.close()
+	}
+	for _, s := range h.raw {
+		s.Close()
+	}
+	if h.route != nil {
+		h.route.Close()
+	}
+	return err
+}
+
+// Address returns the address of a slot, or an error of class ErrExhausted.
+func (h *Host) Address(slot int) (netip.Addr, error) { return poolAddress(h.pool, slot) }
+
+// Attach gives a sandbox its network. Without a link ("off") only loopback
+// comes up inside; see the package documentation for why. With one, the link
+// works when Attach returns. Repeating it completes or changes nothing; after
+// an error, Detach cleans up.
+func (h *Host) Attach(ctx context.Context, a Attachment) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l, err := h.planLink(a)
+	if err != nil {
+		return err
+	}
+	if a.NetNS == nil {
+		return sandbox.Errorf(sandbox.ErrInvalid, "no_netns", "attaching sandbox %s: no network namespace given", a.ID)
+	}
+	if !l.open {
+		if err := prepare(a.NetNS); err != nil {
+			return fmt.Errorf("readying the network of sandbox %s: %w", a.ID, err)
+		}
+		return h.enforce(a.ID, l)
+	}
+	return h.connect(a, l)
+}
+
+// connect makes the link and then opens it.
+func (h *Host) connect(a Attachment, l linkPlan) error {
+	h.reap.settle(l)
+	w := wire{
+		name: l.name, addr: l.addr, gateway: gateway(h.pool),
+		host: hostMAC(a.Slot), guest: sandboxMAC(a.Slot), mtu: h.mtu,
+	}
+	if err := h.plug(a.NetNS, w); err != nil {
+		return fmt.Errorf("connecting sandbox %s: %w", a.ID, err)
+	}
+	if err := h.forwardUplink(); err != nil {
+		return fmt.Errorf("connecting sandbox %s: %w", a.ID, err)
+	}
+	return h.enforce(a.ID, l)
+}
+
+// SetPolicy changes a living sandbox's policy; it is in force on return, for
+// connections that exist too. Going from off to open makes the link if there
+// is none yet, and then needs NetNS.
+func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l, err := h.planLink(a)
+	if err != nil {
+		return err
+	}
+	if !l.open {
+		err := h.enforce(a.ID, l)
+		h.reap.forget(l.addr)
+		return err
+	}
+	if a.NetNS != nil {
+		return h.connect(a, l)
+	}
+	if _, err := h.route.LinkByName(l.name); err != nil {
+		if isNoLink(err) {
+			return sandbox.Errorf(sandbox.ErrConflict, "no_link", "sandbox %s has no network link yet: its network namespace is needed to make one", a.ID)
+		}
+		return fmt.Errorf("finding link %s: %w", l.name, err)
+	}
+	return h.enforce(a.ID, l)
+}
+
+// enforce makes the sets agree with l.
+func (h *Host) enforce(id sandbox.ID, l linkPlan) error {
+	var c change
+	for set, key := range l.elements() {
+		c.adding(set, key)
+	}
+	if !l.open {
+		c.removing(setOpen, linkKey(l.name))
+	}
+	h.mu.Lock()
+	h.known[id] = l
+	h.mu.Unlock()
+	return h.applyHealing(c)
+}
+
+// applyHealing applies a change. If somebody removed the table meanwhile
+// (`nft flush ruleset`), it is made again, with every sandbox known.
+func (h *Host) applyHealing(c change) error {
+	err := h.table.apply(c)
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return errors.Join(h.heal(), h.table.apply(c))
+}
+
+// heal installs the table and the elements of all known sandboxes.
+func (h *Host) heal() error {
+	h.log.Warn("the nf_tables table of the sandboxes was removed by someone: making it again", "table", "inet "+tableName)
+	if err := h.table.install(); err != nil {
+		return err
+	}
+	var c change
+	h.mu.Lock()
+	for _, l := range h.known {
+		for set, key := range l.elements() {
+			c.adding(set, key)
+		}
+	}
+	for name := range h.uplinks {
+		c.adding(setUplinks, linkKey(name))
+	}
+	h.mu.Unlock()
+	return h.table.apply(c)
+}
+
+// Detach ends a sandbox's network: on return nothing passes. The link itself
+// goes with the namespace, which the caller lets die; a link still there
+// seconds later is deleted in the background, as are connection-tracking
+// entries. Works whether or not Attach ever ran.
+func (h *Host) Detach(_ context.Context, id sandbox.ID, slot int) error {
+	addr, err := h.Address(slot)
+	if err != nil {
+		return err
+	}
+	l := linkPlan{name: linkName(id), addr: addr, open: true}
+	h.mu.Lock()
+	delete(h.known, id)
+	h.mu.Unlock()
+	var c change
+	for set, key := range l.elements() {
+		c.removing(set, key)
+	}
+	c.removing(setFlows, linkKey(l.name))
+	if err := h.applyHealing(c); err != nil {
+		return fmt.Errorf("detaching sandbox %s: %w", id, err)
+	}
+	link, err := h.route.LinkByName(l.name)
+	switch {
+	case isNoLink(err):
+		h.reap.forget(addr)
+		return nil
+	case err != nil:
+		return fmt.Errorf("finding link %s: %w", l.name, err)
+	}
+	h.reap.bury(l.name, link.Attrs().Index, addr)
+	return nil
+}
+
+// Counters returns a sandbox's absolute byte counters since its Attach, as the
+// sandbox sees them, and the packets refused by policy. Bytes are those of IP
+// packets let through. They survive the link, until Detach, and a daemon's
+// restart. known is false when the sandbox has no counters.
+func (h *Host) Counters(id sandbox.ID, slot int) (rx, tx, dropped uint64, known bool, err error) {
+	_ = slot // the link's name is enough
+	key := linkKey(linkName(id))
+	_, rx, known, err = h.table.count(setReceived, key)
+	if err != nil || !known {
+		return 0, 0, 0, false, err
+	}
+	if _, tx, _, err = h.table.count(setSent, key); err != nil {
+		return 0, 0, 0, false, err
+	}
+	if dropped, _, _, err = h.table.count(setDropped, key); err != nil {
+		return 0, 0, 0, false, err
+	}
+	return rx, tx, dropped, true, nil
+}
+
+// Links returns the sandboxes that have a host-side link.
+func (h *Host) Links() ([]sandbox.ID, error) {
+	links, err := h.route.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	var out []sandbox.ID
+	for _, l := range links {
+		if id, ok := linkID(l.Attrs().Name); ok {
+			out = append(out, id)
+		}
+	}
+	return out, nil
+}
+
+// Enforcement says what becomes of a policy here: all of it, or Open would
+// have failed.
+func (h *Host) Enforcement(p sandbox.NetworkPolicy) sandbox.Enforcement {
+	mode := p.Mode
+	if mode == "" {
+		mode = sandbox.NetworkOff
+	}
+	return sandbox.Enforcement{Limit: "network", Asked: string(mode), Enforced: true}
+}
+
+// planLink checks an attachment and says what the sets should hold for it.
+func (h *Host) planLink(a Attachment) (linkPlan, error) {
+	if _, err := sandbox.ParseID(string(a.ID)); err != nil {
+		return linkPlan{}, err
+	}
+	addr, err := h.Address(a.Slot)
+	if err != nil {
+		return linkPlan{}, err
+	}
+	switch a.Policy.Mode {
+	case "", sandbox.NetworkOff, sandbox.NetworkOpen:
+	default:
+		return linkPlan{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_network", "network mode %.40q: use off or open", a.Policy.Mode)
+	}
+	return linkPlan{name: linkName(a.ID), addr: addr, open: a.Policy.Mode == sandbox.NetworkOpen}, nil
+}

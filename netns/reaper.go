@@ -1,0 +1,168 @@
+package netns
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	reapTick = 250 * time.Millisecond // between looks while there is work
+	restTick = 2 * time.Second        // between looks at the table otherwise
+	reapWait = 2 * time.Second        // the kernel's own time to remove a dead namespace's link
+)
+
+// reaper does what Detach must not wait for: it drops the tracked connections
+// of addresses that may be used again, and deletes links that outlive their
+// sandbox. Links are known by index, so that a new link of the same name is
+// safe from it.
+type reaper struct {
+	host *Host
+	quit chan struct{}
+	wake chan struct{}
+	done sync.WaitGroup
+
+	flush sync.Mutex // held while tracked connections are being dropped
+
+	mu     sync.Mutex
+	graves map[int]grave
+	stale  map[netip.Addr]bool
+}
+
+type grave struct {
+	name  string
+	since time.Time
+}
+
+func startReaper(h *Host) *reaper {
+	r := &reaper{
+		host: h, quit: make(chan struct{}), wake: make(chan struct{}, 1),
+		graves: map[int]grave{}, stale: map[netip.Addr]bool{},
+	}
+	r.done.Go(r.run)
+	return r
+}
+
+func (r *reaper) stop() {
+	close(r.quit)
+	r.done.Wait()
+}
+
+// bury notes a link that should vanish and an address that is free again.
+func (r *reaper) bury(name string, index int, addr netip.Addr) {
+	r.mu.Lock()
+	r.graves[index] = grave{name: name, since: time.Now()}
+	r.mu.Unlock()
+	r.forget(addr)
+}
+
+// forget notes an address whose tracked connections must go.
+func (r *reaper) forget(addr netip.Addr) {
+	r.mu.Lock()
+	r.stale[addr] = true
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// settle makes sure that an address about to be used has no connections of an
+// earlier user. It waits only if the background has not got there yet.
+func (r *reaper) settle(l linkPlan) {
+	r.mu.Lock()
+	pending := r.stale[l.addr]
+	r.mu.Unlock()
+	if pending {
+		r.dropConnections()
+	}
+}
+
+func (r *reaper) run() {
+	tick := time.NewTimer(restTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.quit:
+			return
+		case <-r.wake:
+		case <-tick.C:
+			r.host.check()
+		}
+		r.dropConnections()
+		next := restTick
+		if r.dig() > 0 {
+			next = reapTick
+		}
+		tick.Reset(next)
+	}
+}
+
+// dropConnections deletes the tracked connections of all stale addresses in
+// one pass. Those of their old users would otherwise let a stranger's packets
+// in to the new ones.
+func (r *reaper) dropConnections() {
+	r.flush.Lock()
+	defer r.flush.Unlock()
+	r.mu.Lock()
+	stale := r.stale
+	r.stale = map[netip.Addr]bool{}
+	r.mu.Unlock()
+	if len(stale) == 0 {
+		return
+	}
+	if _, err := r.host.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, connectionsOf(stale)); err != nil {
+		r.host.log.Warn("dropping tracked connections of removed sandboxes", "error", err)
+		r.mu.Lock()
+		for a := range stale {
+			r.stale[a] = true
+		}
+		r.mu.Unlock()
+	}
+}
+
+type connectionsOf map[netip.Addr]bool
+
+// MatchConntrackFlow selects flows to or from the addresses.
+func (c connectionsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
+	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
+	return c[src.Unmap()] || c[dst.Unmap()]
+}
+
+// dig looks after the buried links and returns how many are still there.
+func (r *reaper) dig() int {
+	r.mu.Lock()
+	old := make(map[int]grave, len(r.graves))
+	for i, g := range r.graves {
+		old[i] = g
+	}
+	r.mu.Unlock()
+	for index, g := range old {
+		link, err := r.host.route.LinkByIndex(index)
+		switch {
+		case isNoLink(err), err == nil && link.Attrs().Name != g.name:
+			r.unbury(index)
+		case err != nil:
+			r.host.log.Warn("looking for the link of a removed sandbox", "link", g.name, "error", err)
+		case time.Since(g.since) > reapWait:
+			if err := r.host.route.LinkDel(link); err != nil && !isNoLink(err) {
+				r.host.log.Warn("deleting the link of a removed sandbox; will try again", "link", g.name, "error", err)
+				continue
+			}
+			r.unbury(index)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.graves)
+}
+
+func (r *reaper) unbury(index int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.graves, index)
+}

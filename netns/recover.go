@@ -1,0 +1,152 @@
+package netns
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Recover makes kernel and keep agree after a restart: elements and links of
+// sandboxes not in keep vanish, missing ones of those in keep are made.
+// Elements that are right stay, and with them their counters. A kept sandbox
+// whose link is gone needs NetNS to get it back. A second run changes nothing.
+func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) error {
+	want := map[sandbox.ID]linkPlan{}
+	for id, a := range keep {
+		a.ID = id
+		l, err := h.planLink(a)
+		if err != nil {
+			return err
+		}
+		want[id] = l
+	}
+	have := map[string][][]byte{}
+	for _, s := range h.table.plan.sets {
+		if !s.lasting || s.name == setUplinks {
+			continue
+		}
+		keys, err := h.table.keys(s.name)
+		if err != nil {
+			return err
+		}
+		have[s.name] = keys
+	}
+	c := planRecovery(slices.Collect(maps.Values(want)), have)
+	h.mu.Lock()
+	h.known = want
+	h.mu.Unlock()
+	if err := h.applyHealing(c); err != nil {
+		return err
+	}
+	return errors.Join(h.removeUnknownLinks(ctx, keep), h.reconnect(ctx, keep, want))
+}
+
+// planRecovery returns what separates the sets from what they should hold.
+func planRecovery(want []linkPlan, have map[string][][]byte) change {
+	var c change
+	right := map[string]map[string]bool{}
+	for _, l := range want {
+		for set, key := range l.elements() {
+			if right[set] == nil {
+				right[set] = map[string]bool{}
+			}
+			right[set][string(key)] = true
+			if !slices.ContainsFunc(have[set], func(k []byte) bool { return bytes.Equal(k, key) }) {
+				c.adding(set, key)
+			}
+		}
+	}
+	for set, keys := range have {
+		for _, key := range keys {
+			if set == setFlows && right[setSent][string(key)] {
+				continue // made by packets of a sandbox that lives
+			}
+			if !right[set][string(key)] {
+				c.removing(set, key)
+			}
+		}
+	}
+	return c
+}
+
+// removeUnknownLinks deletes the links of sandboxes nobody knows.
+func (h *Host) removeUnknownLinks(ctx context.Context, keep map[sandbox.ID]Attachment) error {
+	ids, err := h.Links()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range ids {
+		if _, ok := keep[id]; ok {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, h.deleteLink(linkName(id)))
+	}
+	return errors.Join(errs...)
+}
+
+// reconnect completes the links of open sandboxes.
+func (h *Host) reconnect(ctx context.Context, keep map[sandbox.ID]Attachment, want map[sandbox.ID]linkPlan) error {
+	var errs []error
+	for id, l := range want {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		a := keep[id]
+		a.ID = id
+		if l.open && a.NetNS != nil {
+			errs = append(errs, h.connect(a, l))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// check looks after what other programs may have changed since: the table,
+// the uplink, and the host's own wish to be a router.
+func (h *Host) check() {
+	ok, err := h.table.present()
+	if err == nil && !ok {
+		err = h.heal()
+	}
+	if err != nil {
+		h.log.Error("checking the nf_tables table of the sandboxes", "error", err)
+	}
+	if err := h.checkUplinks(); err != nil {
+		h.log.Error("checking the uplink of the sandboxes", "error", err)
+	}
+}
+
+// checkUplinks follows a changed default route, and lets go of the uplinks
+// once somebody turned forwarding on for the whole host: from then on what
+// passes between other interfaces is none of our business.
+func (h *Host) checkUplinks() error {
+	h.mu.Lock()
+	open := false
+	for _, l := range h.known {
+		open = open || l.open
+	}
+	var c change
+	if sysctlOn(filepath.Join("net/ipv4", "ip_forward")) {
+		for name := range h.uplinks {
+			c.removing(setUplinks, linkKey(name))
+			delete(h.uplinks, name)
+		}
+	}
+	h.mu.Unlock()
+	if err := h.table.apply(c); err != nil {
+		return fmt.Errorf("letting go of the uplinks: %w", err)
+	}
+	if !open {
+		return nil
+	}
+	return h.forwardUplink()
+}

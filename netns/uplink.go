@@ -1,0 +1,91 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// probe is any address of the public internet: the route to it tells the
+// uplink. Nothing is ever sent to it. (It is a root name server's.)
+var probe = netip.MustParseAddr("198.41.0.4")
+
+// forwardUplink makes the interface that leads to the internet forward, if it
+// does not yet: answers come in there. The global switch stays as it is. So
+// that the host does not become a router for its neighbours by this, the rules
+// drop what comes in there for anyone but sandboxes. No route is no error.
+func (h *Host) forwardUplink() error {
+	routes, err := h.route.RouteGet(probe.AsSlice())
+	if err != nil || len(routes) == 0 {
+		if err == nil || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETDOWN) {
+			return nil
+		}
+		return fmt.Errorf("looking up the route to the internet: %w", err)
+	}
+	link, err := h.route.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return fmt.Errorf("finding the uplink: %w", err)
+	}
+	name := link.Attrs().Name
+	if forwarding(name) || strings.HasPrefix(name, linkPrefix) {
+		return nil
+	}
+	h.mu.Lock()
+	h.uplinks[name] = true
+	h.mu.Unlock()
+	var c change
+	c.adding(setUplinks, linkKey(name))
+	if err := h.applyHealing(c); err != nil { // before the switch: never a router in between
+		return err
+	}
+	h.log.Info("made the uplink forward for sandboxes", "link", name)
+	return writeSysctl(filepath.Join("net/ipv4/conf", name, "forwarding"), "1")
+}
+
+func forwarding(link string) bool { return sysctlOn(filepath.Join("net/ipv4/conf", link, "forwarding")) }
+
+func sysctlOn(name string) bool {
+	b, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return err == nil && strings.TrimSpace(string(b)) != "0"
+}
+
+// checkOverlap refuses a pool that shadows a network of the host's.
+func (h *Host) checkOverlap() error {
+	routes, err := h.route.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("listing routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		ones, _ := r.Dst.Mask.Size()
+		addr, ok := netip.AddrFromSlice(r.Dst.IP)
+		if !ok || ones == 0 || !netip.PrefixFrom(addr.Unmap(), ones).Overlaps(h.pool) {
+			continue
+		}
+		link, err := h.route.LinkByIndex(r.LinkIndex)
+		if err != nil || strings.HasPrefix(link.Attrs().Name, linkPrefix) {
+			continue // a sandbox's own, or gone meanwhile
+		}
+		if ones < 8 {
+			continue // half-internet routes of VPNs, not networks
+		}
+		return overlapError(h.pool, r.Dst, link)
+	}
+	return nil
+}
+
+func overlapError(pool netip.Prefix, dst *net.IPNet, link netlink.Link) error {
+	return sandbox.Errorf(sandbox.ErrConflict, "pool_overlap",
+		"network pool %s overlaps the route to %s by %s: configure another pool", pool, dst, link.Attrs().Name)
+}
