@@ -76,6 +76,8 @@ type Process struct {
 	StartedAt time.Time   `json:"started_at"`
 	Exit      *ExitStatus `json:"exit,omitempty" doc:"Present once it has ended."`
 	Output    OutputState `json:"output"`
+
+	StdinBytes int64 `json:"stdin_bytes,omitempty" doc:"Bytes of standard input taken so far; a client whose connection broke goes on after them."`
 }
 
 // OutputState tells which part of a process's output can still be read.

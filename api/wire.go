@@ -1,0 +1,87 @@
+package api
+
+import "github.com/sandboxd/sandboxd/sandbox"
+
+// Header names.
+const (
+	HeaderRequestID      = "X-Request-Id"    // on every response; a caller's own is kept when it is plain
+	HeaderIdempotencyKey = "Idempotency-Key" // on create
+	HeaderFileInfo       = "X-File-Info"     // on a file read: base64 of FileInfo as JSON
+	HeaderLastEventID    = "Last-Event-ID"   // on an event stream: go on after it
+)
+
+// MaxJSONBody is the largest JSON body the server reads, in bytes.
+const MaxJSONBody = 1 << 20
+
+// SandboxList is one page of sandboxes, newest first.
+type SandboxList struct {
+	Items []sandbox.Sandbox `json:"items"`
+	Next  string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+// ProcessList lists the processes of a sandbox, oldest first.
+type ProcessList struct {
+	Items []sandbox.Process `json:"items"`
+}
+
+// EventList is one page of events, oldest first.
+type EventList struct {
+	Items []sandbox.Event `json:"items"`
+	Next  int64           `json:"next" doc:"Ask again with after=this."`
+}
+
+// ImageList lists the images.
+type ImageList struct {
+	Items []sandbox.Image `json:"items"`
+}
+
+// FileList lists the entries of a directory.
+type FileList struct {
+	Items []sandbox.FileInfo `json:"items"`
+}
+
+// DoctorReport is what the daemon finds of its own host.
+type DoctorReport struct {
+	Checks []sandbox.Check `json:"checks"`
+}
+
+// Version names the daemon that answers.
+type Version struct {
+	Version string `json:"version" doc:"Of the daemon."`
+	API     string `json:"api" doc:"Of this API: v1."`
+}
+
+// SignalRequest names a signal.
+type SignalRequest struct {
+	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"As SIGTERM."`
+}
+
+// MkdirRequest asks for a directory.
+type MkdirRequest struct {
+	Path string `json:"path" minLength:"1" maxLength:"4096"`
+	Mode string `json:"mode,omitempty" pattern:"^[0-7]{3,4}$" doc:"Octal; 0755 when absent."`
+	User string `json:"user,omitempty" maxLength:"64"`
+}
+
+// MoveRequest asks to rename a file or tree.
+type MoveRequest struct {
+	From string `json:"from" minLength:"1" maxLength:"4096"`
+	To   string `json:"to" minLength:"1" maxLength:"4096"`
+	User string `json:"user,omitempty" maxLength:"64"`
+}
+
+// ChmodRequest asks for other permission bits.
+type ChmodRequest struct {
+	Path string `json:"path" minLength:"1" maxLength:"4096"`
+	Mode string `json:"mode" pattern:"^[0-7]{3,4}$" doc:"Octal."`
+	User string `json:"user,omitempty" maxLength:"64"`
+}
+
+// OutputLine is one line of a process's output as application/x-ndjson.
+type OutputLine struct {
+	Stream  string              `json:"stream,omitempty" enum:"stdout,stderr"`
+	Offset  int64               `json:"offset"`
+	Dropped int64               `json:"dropped,omitempty" doc:"Bytes missing just before offset."`
+	Data    []byte              `json:"data,omitempty" doc:"base64."`
+	Exit    *sandbox.ExitStatus `json:"exit,omitempty" doc:"On the last line of an ended process."`
+}
