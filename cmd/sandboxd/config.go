@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/goccy/go-yaml"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// config is the daemon's configuration: built-in values, then the file, then
+// flags. An unknown key in the file is an error.
+type config struct {
+	StateDir    string        `yaml:"state_dir"`
+	RunDir      string        `yaml:"run_dir"`
+	Socket      string        `yaml:"socket"`
+	SocketGroup string        `yaml:"socket_group"`
+	Cgroup      string        `yaml:"cgroup"`
+	CgroupRoot  string        `yaml:"cgroup_parent"`
+	LogLevel    string        `yaml:"log_level"`
+	LogFormat   string        `yaml:"log_format"`
+	Slots       int           `yaml:"max_sandboxes"`
+	UIDBase     uint32        `yaml:"uid_base"`
+	KeepEnded   int           `yaml:"keep_ended"`
+	KeepEvents  int           `yaml:"keep_events"`
+	Volume      volumeConfig  `yaml:"volume"`
+	Network     networkConfig `yaml:"network"`
+	Image       string        `yaml:"default_image"`
+	Defaults    limitConfig   `yaml:"default_limits"`
+	TTL         duration      `yaml:"default_ttl"`
+	Idle        duration      `yaml:"default_idle_timeout"`
+}
+
+type volumeConfig struct {
+	Size     size  `yaml:"size"`       // of the loop image, where one is needed
+	MaxBytes size  `yaml:"import_max"` // most one import may unpack to
+	MaxFiles int64 `yaml:"import_max_files"`
+}
+
+type networkConfig struct {
+	Pool      netip.Prefix `yaml:"pool"`
+	Resolvers []netip.Addr `yaml:"resolvers"`
+}
+
+type limitConfig struct {
+	CPUs      float64 `yaml:"cpus"`
+	Memory    size    `yaml:"memory"`
+	PIDs      int64   `yaml:"pids"`
+	OpenFiles uint64  `yaml:"open_files"`
+	Disk      size    `yaml:"disk"`
+	Inodes    int64   `yaml:"inodes"`
+}
+
+// The modes of the cgroup setting.
+const (
+	cgroupEnforce    = "enforce"
+	cgroupBestEffort = "best-effort"
+)
+
+// size is a number of bytes, written as 512m or 2GiB.
+type size int64
+
+// UnmarshalYAML reads a size.
+func (s *size) UnmarshalYAML(b []byte) error {
+	text := string(bytes.Trim(bytes.TrimSpace(b), `"'`))
+	n, err := units.RAMInBytes(text)
+	if err != nil {
+		return fmt.Errorf("size %q: write it as 512m or 2g", text)
+	}
+	*s = size(n)
+	return nil
+}
+
+// duration is a time.Duration, written as 30m or 24h.
+type duration time.Duration
+
+// UnmarshalYAML reads a duration.
+func (d *duration) UnmarshalYAML(b []byte) error {
+	text := string(bytes.Trim(bytes.TrimSpace(b), `"'`))
+	v, err := time.ParseDuration(text)
+	if err != nil || v < 0 {
+		return fmt.Errorf("duration %q: write it as 90s, 30m or 24h", text)
+	}
+	*d = duration(v)
+	return nil
+}
+
+func builtinConfig() config {
+	return config{
+		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
+		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
+		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
+		Network:  networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
+		Image:    "host",
+		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
+	}
+}
+
+// loadConfig reads the file at path over the built-in values. The default
+// path may be missing; one that was asked for may not.
+func loadConfig(path string, required bool) (config, error) {
+	c := builtinConfig()
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !required {
+		return c, nil
+	}
+	if err != nil {
+		return c, fmt.Errorf("read the configuration: %w", err)
+	}
+	return parseConfig(path, b)
+}
+
+// parseConfig decodes a configuration file strictly.
+func parseConfig(path string, b []byte) (config, error) {
+	c := builtinConfig()
+	if len(bytes.TrimSpace(b)) == 0 {
+		return c, nil
+	}
+	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict(), yaml.DisallowUnknownField()).Decode(&c); err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// check finds what cannot work before anything is touched.
+func (c config) check() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for name, dir := range map[string]string{"state_dir": c.StateDir, "run_dir": c.RunDir} {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" {
+			bad("%s %q: use a clean absolute path", name, dir)
+		}
+	}
+	if c.Socket != "" && !filepath.IsAbs(c.Socket) {
+		bad("socket %q: use an absolute path", c.Socket)
+	}
+	if c.Cgroup != cgroupEnforce && c.Cgroup != cgroupBestEffort {
+		bad("cgroup %q: use %s or %s", c.Cgroup, cgroupEnforce, cgroupBestEffort)
+	}
+	if !filepath.IsAbs(c.CgroupRoot) || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
+		bad("cgroup_parent %q: use an absolute path below the cgroup2 mount, as /sandboxd", c.CgroupRoot)
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		bad("log_format %q: use text or json", c.LogFormat)
+	}
+	if !c.Network.Pool.IsValid() || !c.Network.Pool.Addr().Is4() || c.Network.Pool.Bits() < 8 || c.Network.Pool.Bits() > 28 || c.Network.Pool.Masked() != c.Network.Pool {
+		bad("network.pool %s: use an IPv4 prefix of /8 to /28 without host bits, as 10.213.0.0/16", c.Network.Pool)
+	}
+	// The ids of the last slot must stay below the kernel's two reserved ones.
+	if most := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16); c.Slots < 1 || c.Slots > most || c.Slots > 57000 {
+		bad("max_sandboxes %d: use 1 to %d with uid_base %d", c.Slots, min(most, 57000), c.UIDBase)
+	}
+	if c.UIDBase < 65536 || c.UIDBase%65536 != 0 {
+		bad("uid_base %d: use a multiple of 65536 above all ids of the host", c.UIDBase)
+	}
+	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 {
+		bad("sizes and counts must not be negative")
+	}
+	if err := c.limits().Validate(); err != nil {
+		bad("default_limits: %w", err)
+	}
+	if err := sandbox.ValidateImageName(c.Image); err != nil {
+		bad("default_image: %w", err)
+	}
+	return errors.Join(errs...)
+}
+
+func (c config) limits() sandbox.Limits {
+	d := c.Defaults
+	return sandbox.Limits{
+		CPUs: d.CPUs, MemoryBytes: int64(d.Memory), PIDs: d.PIDs, OpenFiles: d.OpenFiles,
+		DiskBytes: int64(d.Disk), DiskInodes: d.Inodes,
+	}
+}
+
+func (c config) socketPath() string {
+	if c.Socket != "" {
+		return c.Socket
+	}
+	return filepath.Join(c.RunDir, "sandboxd.sock")
+}

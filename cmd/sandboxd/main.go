@@ -1,0 +1,121 @@
+// Command sandboxd is the daemon: it builds, watches and removes sandboxes
+// and serves the API on a unix socket.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/runtime/launch"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+const defaultConfigPath = "/etc/sandboxd/config.yaml"
+
+func main() {
+	launch.ServeInit() // does not return in a shell's first stage
+	if err := command().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var (
+		path          string
+		flags         config
+		checkOnly     bool
+		stopSandboxes bool
+	)
+	cmd := &cobra.Command{
+		Use:   "sandboxd",
+		Short: "Build, watch and remove sandboxes on this machine",
+		Long: `sandboxd builds sandboxes from Linux namespaces, cgroup v2, routed veth and
+overlay filesystems, and serves them over a unix socket to the sandbox command.
+
+It runs as root, in the foreground or under systemd. Sandboxes outlive it: when
+it ends, by a signal or a crash, they go on, and the next sandboxd takes them
+over with their processes and unread output.
+
+Settings come from the built-in values, then the configuration file, then flags.`,
+		Example: `  sandboxd                                  # as the systemd unit runs it
+  sandboxd --cgroup=best-effort --state-dir /tmp/s --run-dir /tmp/r
+  sandboxd --check-config --config ./config.yaml`,
+		Args: cobra.NoArgs, Version: version, SilenceUsage: true, SilenceErrors: true,
+	}
+	f := cmd.Flags()
+	f.StringVar(&path, "config", defaultConfigPath, "configuration file (YAML)")
+	f.StringVar(&flags.StateDir, "state-dir", "", "where images, sandboxes' files and the database live")
+	f.StringVar(&flags.RunDir, "run-dir", "", "where sockets live while the host is up")
+	f.StringVar(&flags.Socket, "socket", "", "path of the API's unix socket (default RUN-DIR/sandboxd.sock)")
+	f.StringVar(&flags.Cgroup, "cgroup", "", "enforce: refuse to start where limits cannot be enforced; best-effort: start and say which are not")
+	f.StringVar(&flags.CgroupRoot, "cgroup-parent", "", "cgroup under which sandboxes live (default /sandboxd)")
+	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error")
+	f.StringVar(&flags.LogFormat, "log-format", "", "text or json")
+	f.BoolVar(&checkOnly, "check-config", false, "read and check the configuration, then exit")
+	f.BoolVar(&stopSandboxes, "stop-sandboxes", false, "on shutdown stop every sandbox (their filesystems stay) instead of leaving them running")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := loadConfig(path, f.Changed("config"))
+		if err != nil {
+			return err
+		}
+		c.override(flags)
+		if err := c.check(); err != nil {
+			return fmt.Errorf("configuration: %w", err)
+		}
+		if checkOnly {
+			fmt.Fprintln(cmd.OutOrStdout(), "configuration is fine")
+			return nil
+		}
+		log, err := newLogger(c)
+		if err != nil {
+			return err
+		}
+		if os.Geteuid() != 0 {
+			return errors.New("sandboxd must run as root: it makes namespaces, mounts and cgroups")
+		}
+		if err := launch.EnterPrivateMounts(); err != nil {
+			return err
+		}
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		return serve(ctx, c, log, stopSandboxes)
+	}
+	return cmd
+}
+
+// override lays the flags that were given over the file's values.
+func (c *config) override(f config) {
+	for _, s := range []struct {
+		to   *string
+		from string
+	}{
+		{&c.StateDir, f.StateDir}, {&c.RunDir, f.RunDir}, {&c.Socket, f.Socket}, {&c.Cgroup, f.Cgroup},
+		{&c.CgroupRoot, f.CgroupRoot}, {&c.LogLevel, f.LogLevel}, {&c.LogFormat, f.LogFormat},
+	} {
+		if s.from != "" {
+			*s.to = s.from
+		}
+	}
+}
+
+func newLogger(c config) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return nil, fmt.Errorf("log_level %q: use debug, info, warn or error", c.LogLevel)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, opts)), nil
+}

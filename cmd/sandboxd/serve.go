@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/cgroup"
+	"github.com/sandboxd/sandboxd/cmd/sandboxd/initbin"
+	"github.com/sandboxd/sandboxd/internal/seccomp"
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/launch"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// The fits of the packages that must not know each other.
+var (
+	_ runtime.Cgroups = (*cgroup.Tree)(nil)
+	_ runtime.Network = (*netns.Host)(nil)
+	_ runtime.Roots   = (*rootfs.Store)(nil)
+	_ runtime.Shells  = (*launch.Launcher)(nil)
+	_ server.Manager  = (*service)(nil)
+)
+
+// shutdownTimeout bounds an orderly end; systemd waits longer.
+const shutdownTimeout = 20 * time.Second
+
+// service is the manager and the doctor as one object for the API.
+type service struct {
+	*runtime.Manager
+	doctor *doctor
+}
+
+// Doctor checks the host.
+func (s *service) Doctor(ctx context.Context) []sandbox.Check { return s.doctor.Checks(ctx) }
+
+// serve runs the daemon until ctx ends.
+func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) (err error) {
+	unlock, err := lockState(c.StateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var opened closers
+	defer func() { err = errors.Join(err, opened.close()) }()
+
+	m, parts, err := assemble(ctx, c, log, &opened)
+	if err != nil {
+		return err
+	}
+	if err := m.Recover(ctx); err != nil {
+		return fmt.Errorf("put the house in order after the last run: %w", err)
+	}
+	ln, err := listen(c, log)
+	if err != nil {
+		return err
+	}
+	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts)}, Log: log, Version: version})
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		log.Warn("tell systemd that sandboxd is ready", "err", err)
+	}
+	log.Info("ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
+	serveErr := server.Serve(ctx, ln, handler)
+
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if stopSandboxes {
+		log.Info("stopping every sandbox")
+		serveErr = errors.Join(serveErr, m.StopAll(end, "daemon"))
+	}
+	log.Info("ended; sandboxes that run go on", "stopped_sandboxes", stopSandboxes)
+	return errors.Join(serveErr, m.Close(end))
+}
+
+// parts are what the doctor looks at besides the kernel.
+type parts struct {
+	tree  *cgroup.Tree
+	roots *rootfs.Store
+}
+
+// assemble opens every package and hands them to the manager.
+func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) (*runtime.Manager, parts, error) {
+	var p parts
+	bestEffort := c.Cgroup == cgroupBestEffort
+	filter, err := seccomp.Compile()
+	if err != nil {
+		return nil, p, fmt.Errorf("compile the seccomp filter: %w", err)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, p, fmt.Errorf("read the host's boot id: %w", err)
+	}
+	db, err := state.Open(ctx, filepath.Join(c.StateDir, "sandboxd.db"))
+	if err != nil {
+		return nil, p, err
+	}
+	opened.add(db.Close)
+	p.roots, err = rootfs.Open(ctx, rootfs.Config{
+		Dir: c.StateDir, VolumeBytes: int64(c.Volume.Size), BestEffort: bestEffort,
+		ImportMaxBytes: int64(c.Volume.MaxBytes), ImportMaxFiles: c.Volume.MaxFiles,
+	})
+	if err != nil {
+		return nil, p, err
+	}
+	opened.add(p.roots.Close)
+	p.tree, err = cgroup.Open(cgroup.Config{
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, IODevices: func() []string { return disksOf(c.StateDir) }, Log: log,
+	})
+	if err != nil {
+		return nil, p, err
+	}
+	shells, err := launch.New(launch.Config{RunDir: c.RunDir, InitBinary: initbin.Binary, Log: log})
+	if err != nil {
+		return nil, p, err
+	}
+	opened.add(shells.Close)
+	network, err := netns.Open(ctx, netns.Config{Pool: c.Network.Pool, Resolvers: c.Network.Resolvers, Log: log})
+	if err != nil {
+		return nil, p, err
+	}
+	opened.add(network.Close)
+	warnUnenforced(log, p, c)
+	return runtime.New(runtime.Config{
+		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
+		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: c.Network.Resolvers, Seccomp: filter,
+		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log,
+	}, db, p.tree, network, p.roots, shells), p, nil
+}
+
+// warnUnenforced says loudly which limits this host will not keep.
+func warnUnenforced(log *slog.Logger, p parts, c config) {
+	all := append(p.tree.Enforcement(c.limits()), p.roots.Enforcement(c.limits())...)
+	for _, e := range all {
+		if !e.Enforced {
+			log.Warn("LIMIT NOT ENFORCED on this host", "limit", e.Limit, "why", e.Why)
+		}
+	}
+}
+
+// closers runs clean-ups in reverse order.
+type closers struct{ list []func() error }
+
+func (c *closers) add(f func() error) { c.list = append(c.list, f) }
+
+func (c *closers) close() error {
+	var errs []error
+	for i := len(c.list) - 1; i >= 0; i-- {
+		errs = append(errs, c.list[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// lockState keeps a second daemon off the same state directory. The lock
+// goes with the process, however that ends.
+func lockState(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another sandboxd uses %s: end it, or choose another --state-dir: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// listen makes the API's socket: root and the group may use it, nobody else.
+func listen(c config, log *slog.Logger) (net.Listener, error) {
+	path := c.socketPath()
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+		return nil, fmt.Errorf("make the socket's directory: %w", err)
+	}
+	// We hold the state lock: a socket that is there belongs to nobody.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove the old socket: %w", err)
+	}
+	old := unix.Umask(0o177)
+	ln, err := net.Listen("unix", path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	g, err := user.LookupGroup(c.SocketGroup)
+	if err != nil {
+		log.Info("only root may use the socket: no such group", "group", c.SocketGroup)
+		return ln, nil
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err == nil {
+		err = errors.Join(os.Chown(path, 0, gid), os.Chmod(path, 0o660))
+	}
+	if err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("give the socket to group %s: %w", c.SocketGroup, err)
+	}
+	return ln, nil
+}
+
+// disksOf names the disk under dir as MAJ:MIN, for io limits; none where dir
+// lies on no disk of its own.
+func disksOf(dir string) []string {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil || unix.Major(st.Dev) == 0 {
+		return nil
+	}
+	dev := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	// io.max takes whole disks: a partition's parent stands one up in sysfs.
+	if _, err := os.Stat("/sys/dev/block/" + dev + "/partition"); err == nil {
+		b, err := os.ReadFile("/sys/dev/block/" + dev + "/../dev")
+		if err == nil {
+			dev = strings.TrimSpace(string(b))
+		}
+	}
+	return []string{dev}
+}

@@ -1,0 +1,113 @@
+package runtime
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/runtime/launch"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// box is the daemon's memory of one living sandbox.
+type box struct {
+	id    sandbox.ID
+	slot  int
+	guest *guest.Guest
+
+	// op is held by whoever changes the sandbox's status: one at a time.
+	op chan struct{}
+
+	mu       sync.Mutex
+	shell    *launch.Shell      // guarded by mu; nil while none runs
+	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
+	expected bool               // guarded by mu; PID 1's end is our doing
+	earlier  sandbox.Usage      // guarded by mu; of shells before this one
+	oomKills uint64             // guarded by mu; last count seen
+	oomAt    time.Time          // guarded by mu; when that count last rose
+	ttl      *time.Timer        // guarded by mu
+	idle     idleClock          // guarded by mu
+	main     mainProcess        // guarded by mu
+}
+
+// mainProcess is the process the sandbox ends with, if it has one.
+type mainProcess struct {
+	id      sandbox.ProcessID
+	readers int           // clients that still take its output
+	drained chan struct{} // closed when the last of them is gone after the exit
+}
+
+// idleClock tells since when nothing has happened.
+type idleClock struct {
+	after   time.Duration // 0: never
+	live    int           // running processes
+	calls   int           // requests and streams under way
+	paused  bool
+	timer   *time.Timer
+	expired func()
+}
+
+func newBox(id sandbox.ID, slot int, g *guest.Guest) *box {
+	return &box{id: id, slot: slot, guest: g, op: make(chan struct{}, 1)}
+}
+
+// lock takes the right to change the sandbox's status.
+func (b *box) lock(ctx context.Context) error {
+	select {
+	case b.op <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return sandbox.Errorf(sandbox.ErrUnavailable, "sandbox_busy", "sandbox %s is changing state: try again: %w", b.id, ctx.Err())
+	}
+}
+
+func (b *box) unlock() { <-b.op }
+
+// enter counts a call as activity until leave is called.
+func (b *box) enter() (leave func()) {
+	b.note(func(c *idleClock) { c.calls++ })
+	var once sync.Once
+	return func() { once.Do(func() { b.note(func(c *idleClock) { c.calls-- }) }) }
+}
+
+// note changes the idle clock and starts or stops its timer.
+func (b *box) note(change func(*idleClock)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := &b.idle
+	change(c)
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	if c.after > 0 && c.live == 0 && c.calls == 0 && !c.paused && c.expired != nil {
+		c.timer = time.AfterFunc(c.after, c.expired)
+	}
+}
+
+// quiet stops the timers and watchers of the box.
+func (b *box) quiet() {
+	b.note(func(c *idleClock) { c.expired = nil })
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ttl != nil {
+		b.ttl.Stop()
+		b.ttl = nil
+	}
+}
+
+// letGo marks PID 1's end as expected, ends the watchers and hands over the
+// shell for closing; nil if none runs.
+func (b *box) letGo() *launch.Shell {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expected = true
+	if b.unwatch != nil {
+		b.unwatch()
+		b.unwatch = nil
+	}
+	s := b.shell
+	b.shell = nil
+	return s
+}

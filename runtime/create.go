@@ -1,0 +1,298 @@
+package runtime
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/runtime/launch"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// Create makes a sandbox and returns when PID 1 is ready for work. A caller
+// that goes away does not stop it: the work is the daemon's from the moment
+// the intent is written. With an idempotency key a repeated call returns the
+// sandbox of the first.
+func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
+	spec, image, err := m.complete(ctx, req.Spec)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	hash, err := specHash(req.Spec)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	id := sandbox.NewID()
+	if spec.Hostname == "" {
+		spec.Hostname = hostname(spec.Name, id)
+	}
+	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
+	sb, existed, err := m.state.CreateSandbox(ctx, state.CreateParams{
+		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, IdempotencyKey: req.IdempotencyKey, RequestHash: hash, Actor: req.Actor,
+	})
+	if err != nil || existed {
+		return sb, err
+	}
+	b := m.addBox(id, sb.Slot)
+	b.op <- struct{}{} // nobody else knows the box yet
+
+	type result struct {
+		sb  sandbox.Sandbox
+		err error
+	}
+	done := make(chan result, 1)
+	m.spawn(func() {
+		defer b.unlock()
+		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+		defer cancel()
+		sb, err := m.create(work, b, sb, image, req.Actor)
+		done <- result{sb, err}
+	})
+	select {
+	case r := <-done:
+		return r.sb, r.err
+	case <-ctx.Done():
+		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while %s was being created: it goes on: %w", id, ctx.Err())
+	}
+}
+
+// create takes a pending sandbox to running, or tears it down.
+func (m *Manager) create(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
+	row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor}, sandbox.StatusPending)
+	if err == nil {
+		row, err = m.bringUp(ctx, b, row, image, actor)
+	}
+	if err != nil {
+		m.log.Error("create sandbox", "sandbox", b.id, "err", err)
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})
+		return sb, err
+	}
+	return row, nil
+}
+
+// bringUp gives a sandbox in status creating its kernel objects and moves it
+// to running. What it made before an error, the one teardown takes away.
+func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
+	uidBase := m.uidBase(b.slot)
+	if err := m.cgroup.Create(b.id); err != nil {
+		return sb, err
+	}
+	if err := m.roots.CreateUpper(b.id, b.slot, sb.Spec.Limits); err != nil {
+		return sb, err
+	}
+	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
+	if err != nil {
+		return sb, err
+	}
+	b.mu.Lock()
+	b.shell, b.expected, b.oomKills = shell, false, 0
+	b.mu.Unlock()
+	if err := m.cgroup.Settle(ctx, b.id, shell.PID, uidBase); err != nil {
+		return sb, err
+	}
+	if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
+		return sb, err
+	}
+	if err := m.net.Attach(ctx, m.attachment(b, sb, shell)); err != nil {
+		return sb, err
+	}
+	if err := m.configure(ctx, b, sb, image, shell, uidBase); err != nil {
+		return sb, err
+	}
+	addr, err := m.net.Address(b.slot)
+	if err != nil {
+		return sb, err
+	}
+	now := time.Now().UTC()
+	ch := state.Change{
+		InitPID: &shell.PID, InitStart: &shell.StartTime, BootID: &m.cfg.BootID, Address: &addr, UIDBase: &uidBase,
+		Enforcement: m.enforcement(sb.Spec), Actor: actor,
+	}
+	if sb.StartedAt == nil {
+		ch.StartedAt = &now
+		if sb.Spec.TTLSeconds > 0 {
+			deadline := now.Add(time.Duration(sb.Spec.TTLSeconds) * time.Second)
+			ch.Deadline = &deadline
+		}
+	}
+	row, err := m.move(ctx, b.id, sandbox.StatusRunning, ch, sandbox.StatusCreating)
+	if err != nil {
+		return sb, err
+	}
+	m.watch(b, row, shell)
+	return row, nil
+}
+
+// configure gives PID 1 its root and everything it must know.
+func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, shell *launch.Shell, uidBase uint32) error {
+	root, err := m.roots.Mount(ctx, rootfs.MountSpec{ID: b.id, Slot: b.slot, Image: image, UserNS: shell.UserNS, UIDBase: uidBase})
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	work, err := m.cgroup.WorkDir(b.id)
+	if err != nil {
+		return err
+	}
+	defer work.Close()
+	mount := &guest.RootMount{Root: root.Mount}
+	for _, e := range root.Extra {
+		mount.Extra = append(mount.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
+	}
+	addr, err := m.net.Address(b.slot)
+	if err != nil {
+		return err
+	}
+	return b.guest.Configure(ctx, guest.Config{
+		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
+		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
+		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles, Seccomp: m.cfg.Seccomp,
+		Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(sb.Spec.Network),
+		Work: work, Root: mount,
+	})
+}
+
+// complete fills the defaults in and checks the spec against the host.
+func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spec, sandbox.Image, error) {
+	if err := asked.Validate(); err != nil {
+		return asked, sandbox.Image{}, err
+	}
+	s := asked.Clone()
+	s.Image = first(s.Image, m.cfg.DefaultImage)
+	image, err := m.state.Image(ctx, s.Image)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return s, image, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %q: 'sandbox image ls' shows those there are, 'sandbox image import' adds one", s.Image)
+	}
+	if err != nil {
+		return s, image, err
+	}
+	if s.Capabilities == "" {
+		s.Capabilities = sandbox.CapabilitiesRoot
+	}
+	if s.Network.Mode == "" {
+		s.Network.Mode = sandbox.NetworkOff
+	}
+	if s.TTLSeconds == 0 {
+		s.TTLSeconds = int64(m.cfg.DefaultTTL / time.Second)
+	}
+	if s.IdleTimeoutSeconds == 0 {
+		s.IdleTimeoutSeconds = int64(m.cfg.DefaultIdle / time.Second)
+	}
+	s.Limits = withDefaults(s.Limits, m.cfg.Defaults)
+	if most := m.shells.MaxOpenFiles(); s.Limits.OpenFiles > most {
+		return s, image, sandbox.Errorf(sandbox.ErrInvalid, "invalid_limits", "limit open_files %d: this host gives at most %d", s.Limits.OpenFiles, most)
+	}
+	return s, image, nil
+}
+
+func withDefaults(l, d sandbox.Limits) sandbox.Limits {
+	return sandbox.Limits{
+		CPUs: first(l.CPUs, d.CPUs), CPUWeight: first(l.CPUWeight, d.CPUWeight), MemoryBytes: first(l.MemoryBytes, d.MemoryBytes),
+		PIDs: first(l.PIDs, d.PIDs), IOReadBPS: first(l.IOReadBPS, d.IOReadBPS), IOWriteBPS: first(l.IOWriteBPS, d.IOWriteBPS),
+		IOReadIOPS: first(l.IOReadIOPS, d.IOReadIOPS), IOWriteIOPS: first(l.IOWriteIOPS, d.IOWriteIOPS),
+		OpenFiles: first(l.OpenFiles, d.OpenFiles), DiskBytes: first(l.DiskBytes, d.DiskBytes), DiskInodes: first(l.DiskInodes, d.DiskInodes),
+	}
+}
+
+// first returns the first value that is not zero.
+func first[T comparable](values ...T) T {
+	var zero T
+	for _, v := range values {
+		if v != zero {
+			return v
+		}
+	}
+	return zero
+}
+
+// enforcement says for each limit whether this host enforces it.
+func (m *Manager) enforcement(s sandbox.Spec) []sandbox.Enforcement {
+	all := m.cgroup.Enforcement(s.Limits)
+	all = append(all, m.roots.Enforcement(s.Limits)...)
+	files := sandbox.Enforcement{Limit: "open_files", Asked: "none", Enforced: true}
+	if s.Limits.OpenFiles > 0 {
+		files.Asked = fmt.Sprint(s.Limits.OpenFiles)
+	}
+	return append(all, files, m.net.Enforcement(s.Network))
+}
+
+func (m *Manager) attachment(b *box, sb sandbox.Sandbox, shell *launch.Shell) netns.Attachment {
+	return netns.Attachment{ID: b.id, Slot: b.slot, NetNS: shell.NetNS, Policy: m.policy(sb.Spec.Network)}
+}
+
+// policy names the resolvers a sandbox may ask.
+func (m *Manager) policy(p sandbox.NetworkPolicy) sandbox.NetworkPolicy {
+	if p.Mode == sandbox.NetworkOpen && len(p.DNS) == 0 {
+		p.DNS = m.cfg.Resolvers
+	}
+	return p
+}
+
+func (m *Manager) uidBase(slot int) uint32 { return m.cfg.UIDBase + uint32(slot)*idSpan }
+
+// environment lays the spec's variables over the image's.
+func environment(image []string, spec map[string]string) map[string]string {
+	env := map[string]string{}
+	for _, kv := range image {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			env[k] = v
+		}
+	}
+	for k, v := range spec {
+		env[k] = v
+	}
+	return env
+}
+
+// hostname makes a host name of a sandbox's name, or else of its id.
+func hostname(name string, id sandbox.ID) string {
+	h := strings.Trim(strings.NewReplacer(".", "-", "_", "-").Replace(name), "-")
+	return first(h, string(id))
+}
+
+func hostsFile(host string, addr netip.Addr) string {
+	return fmt.Sprintf("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, host)
+}
+
+func (m *Manager) resolvConf(p sandbox.NetworkPolicy) string {
+	if p.Mode != sandbox.NetworkOpen {
+		return "# no network\n"
+	}
+	var b strings.Builder
+	for _, a := range m.policy(p).DNS {
+		fmt.Fprintf(&b, "nameserver %s\n", a)
+	}
+	return b.String()
+}
+
+// specHash tells whether a repeated request asks for the same.
+func specHash(s sandbox.Spec) (string, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return "", fmt.Errorf("encode spec: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// explain is an error as the record of an ended sandbox tells it.
+func explain(err error) string {
+	const most = 500
+	s := err.Error()
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return s
+}

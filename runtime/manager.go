@@ -1,0 +1,212 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// Config is what a Manager is told at its start.
+type Config struct {
+	DefaultImage string
+	Defaults     sandbox.Limits // for limits a spec leaves at zero
+	DefaultTTL   time.Duration  // 0: none
+	DefaultIdle  time.Duration  // 0: none
+	Slots        int            // most living sandboxes
+	UIDBase      uint32         // first id of slot 0
+	Resolvers    []netip.Addr   // written to /etc/resolv.conf in open mode
+	Seccomp      []byte         // the compiled filter every workload runs under
+	BootID       string         // of the host's running kernel
+	KeepEnded    int            // ended sandboxes whose records are kept
+	KeepEvents   int            // events kept
+	Log          *slog.Logger
+}
+
+// Manager holds every living sandbox. It is safe for concurrent use.
+type Manager struct {
+	cfg    Config
+	log    *slog.Logger
+	state  *state.DB
+	cgroup Cgroups
+	net    Network
+	roots  Roots
+	shells Shells
+
+	life   context.Context // ends with the daemon; watchers hang on it
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu    sync.Mutex
+	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
+}
+
+// Bounds of work that goes on without its caller.
+const (
+	createTimeout   = 60 * time.Second
+	teardownTimeout = 60 * time.Second
+	retryTeardown   = 5 * time.Second
+	idSpan          = 65536
+)
+
+// New returns a manager that knows of no sandbox yet: call Recover before
+// the first request.
+func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells Shells) *Manager {
+	life, cancel := context.WithCancel(context.Background())
+	return &Manager{
+		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells,
+		life: life, cancel: cancel, boxes: map[sandbox.ID]*box{},
+	}
+}
+
+// Close stops watching; sandboxes go on. It waits for teardowns under way,
+// within ctx. The next daemon finishes what it could not.
+func (m *Manager) Close(ctx context.Context) error {
+	m.cancel()
+	done := make(chan struct{})
+	go func() { m.tasks.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for background work: %w", ctx.Err())
+	}
+}
+
+// StopAll stops every running sandbox, keeping the filesystems.
+func (m *Manager) StopAll(ctx context.Context, actor string) error {
+	var errs []error
+	for _, b := range m.living() {
+		row, err := m.state.Sandbox(ctx, b.id)
+		if err != nil || (row.Status != sandbox.StatusRunning && row.Status != sandbox.StatusPaused) {
+			continue
+		}
+		if _, err := m.Stop(ctx, string(b.id), actor); err != nil && !errors.Is(err, sandbox.ErrConflict) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// living returns the boxes there are now.
+func (m *Manager) living() []*box {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]*box, 0, len(m.boxes))
+	for _, b := range m.boxes {
+		all = append(all, b)
+	}
+	return all
+}
+
+// box returns the living sandbox's box, or nil.
+func (m *Manager) box(id sandbox.ID) *box {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.boxes[id]
+}
+
+// addBox makes a box for a living sandbox.
+func (m *Manager) addBox(id sandbox.ID, slot int) *box {
+	b := newBox(id, slot, guest.New(m.shells.SocketPath(id)))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.boxes[id] = b
+	return b
+}
+
+func (m *Manager) dropBox(id sandbox.ID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.boxes, id)
+}
+
+// Sandbox returns the record ref names: an id, a name, or the beginning of an
+// id if that is unique. A name means the living sandbox of that name, else
+// the one that ended last.
+func (m *Manager) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	if id, err := sandbox.ParseID(ref); err == nil {
+		return m.state.Sandbox(ctx, id)
+	}
+	if err := sandbox.ValidateName(ref); err != nil {
+		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_reference", "%.80q names no sandbox: use an id, a name, or the beginning of an id", ref)
+	}
+	sb, err := m.state.ByName(ctx, ref)
+	if errors.Is(err, sandbox.ErrNotFound) && sandbox.IsIDPrefix(ref) {
+		sb, err = m.state.ByPrefix(ctx, ref)
+	}
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return sb, sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "no sandbox %q: 'sandbox ls -a' shows those there are", ref)
+	}
+	return sb, err
+}
+
+// find returns the box of a living sandbox and its record.
+func (m *Manager) find(ctx context.Context, ref string) (*box, sandbox.Sandbox, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err != nil {
+		return nil, sb, err
+	}
+	b := m.box(sb.ID)
+	if b == nil {
+		return nil, sb, ended(sb)
+	}
+	return b, sb, nil
+}
+
+// running is find for what needs PID 1 to answer.
+func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
+	b, sb, err := m.find(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	switch sb.Status {
+	case sandbox.StatusRunning:
+		return b, nil
+	case sandbox.StatusPaused:
+		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_paused", "sandbox %s is paused: 'sandbox resume %s' first", ref, ref)
+	case sandbox.StatusStopped:
+		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_stopped", "sandbox %s is stopped: 'sandbox start %s' first", ref, ref)
+	default:
+		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_not_running", "sandbox %s is %s, not running", ref, sb.Status)
+	}
+}
+
+// ended is the error for work on a sandbox that is gone.
+func ended(sb sandbox.Sandbox) error {
+	return sandbox.Errorf(sandbox.ErrConflict, "sandbox_ended", "sandbox %s has ended (%s): its record stays, create another to go on", sb.ID, sb.Reason)
+}
+
+// List returns a page of sandboxes.
+func (m *Manager) List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error) {
+	return m.state.List(ctx, f)
+}
+
+// Events returns events after a sequence number, of one sandbox or of all.
+func (m *Manager) Events(ctx context.Context, after int64, ref string, limit int) ([]sandbox.Event, error) {
+	var id sandbox.ID
+	if ref != "" {
+		sb, err := m.Sandbox(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		id = sb.ID
+	}
+	return m.state.Events(ctx, after, id, limit)
+}
+
+// Subscribe wakes its channel after each new event.
+func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscribe() }
+
+// go runs background work that Close waits for.
+func (m *Manager) spawn(f func()) {
+	m.tasks.Add(1)
+	go func() { defer m.tasks.Done(); f() }()
+}

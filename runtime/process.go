@@ -1,0 +1,243 @@
+package runtime
+
+import (
+	"context"
+	"io"
+	"strconv"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// StartProcess starts a command in the background.
+func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.Process, error) {
+	if err := spec.Validate(); err != nil {
+		return sandbox.Process{}, err
+	}
+	b, err := m.running(ctx, ref)
+	if err != nil {
+		return sandbox.Process{}, err
+	}
+	defer b.enter()()
+	return b.guest.Start(ctx, spec)
+}
+
+// Exec starts a command and connects to it in one step.
+func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	b, err := m.running(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	leave := b.enter()
+	p, err := b.guest.Exec(ctx, spec)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return m.attach(b, leave, p), nil
+}
+
+// Attach connects to a process from an output offset on; a negative one
+// means the oldest byte kept.
+func (m *Manager) Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error) {
+	b, err := m.running(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	leave := b.enter()
+	p, err := b.guest.Attach(ctx, id, offset)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return m.attach(b, leave, p), nil
+}
+
+// Processes lists a sandbox's processes: PID 1's own list while it runs, the
+// records kept of it otherwise.
+func (m *Manager) Processes(ctx context.Context, ref string) ([]sandbox.Process, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if b := m.box(sb.ID); b != nil && sb.Status == sandbox.StatusRunning {
+		procs, err := b.guest.Processes(ctx)
+		for i := range procs {
+			if procs[i].Exit != nil {
+				m.judge(b, procs[i].Exit)
+			}
+		}
+		return procs, err
+	}
+	kept, err := m.state.Processes(ctx, sb.ID)
+	if err != nil {
+		return nil, err
+	}
+	procs := make([]sandbox.Process, len(kept))
+	for i, k := range kept {
+		procs[i] = k.Process
+	}
+	return procs, nil
+}
+
+// Process returns one process's record.
+func (m *Manager) Process(ctx context.Context, ref string, id sandbox.ProcessID) (sandbox.Process, error) {
+	procs, err := m.Processes(ctx, ref)
+	if err != nil {
+		return sandbox.Process{}, err
+	}
+	for _, p := range procs {
+		if p.ID == id {
+			return p, nil
+		}
+	}
+	return sandbox.Process{}, sandbox.Errorf(sandbox.ErrNotFound, "process_not_found", "no process %.40q in sandbox %s: 'sandbox ps %s' lists them", id, ref, ref)
+}
+
+// SignalProcess sends a signal to a process's whole tree.
+func (m *Manager) SignalProcess(ctx context.Context, ref string, id sandbox.ProcessID, signal string) error {
+	b, err := m.running(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer b.enter()()
+	return b.guest.Signal(ctx, id, signal)
+}
+
+// KeptOutput returns the end of a process's output as kept when its sandbox
+// stopped or ended; without an id, that of the last one.
+func (m *Manager) KeptOutput(ctx context.Context, ref string, id sandbox.ProcessID) ([]byte, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if id == "" {
+		return sb.LastOutput, nil
+	}
+	kept, err := m.state.Processes(ctx, sb.ID)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range kept {
+		if k.ID == id {
+			return k.Tail, nil
+		}
+	}
+	return nil, sandbox.Errorf(sandbox.ErrNotFound, "process_not_found", "no output is kept of process %.40q of sandbox %s", id, ref)
+}
+
+// Files returns the file work of a running sandbox.
+func (m *Manager) Files(ctx context.Context, ref string) (sandbox.Files, error) {
+	b, err := m.running(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return &files{g: b.guest, b: b}, nil
+}
+
+// files counts each piece of file work as activity.
+type files struct {
+	g sandbox.Files
+	b *box
+}
+
+func (f *files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
+	defer f.b.enter()()
+	return f.g.Stat(ctx, user, path)
+}
+
+func (f *files) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
+	defer f.b.enter()()
+	return f.g.List(ctx, user, path, depth)
+}
+
+func (f *files) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
+	leave := f.b.enter()
+	info, r, err := f.g.Read(ctx, user, path, offset, limit)
+	if err != nil {
+		leave()
+		return info, nil, err
+	}
+	return info, &leaving{r, leave}, nil
+}
+
+func (f *files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
+	defer f.b.enter()()
+	return f.g.Write(ctx, user, path, mode, r)
+}
+
+func (f *files) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
+	defer f.b.enter()()
+	return f.g.Mkdir(ctx, user, path, mode)
+}
+
+func (f *files) Move(ctx context.Context, user, from, to string) error {
+	defer f.b.enter()()
+	return f.g.Move(ctx, user, from, to)
+}
+
+func (f *files) Remove(ctx context.Context, user, path string, recursive bool) error {
+	defer f.b.enter()()
+	return f.g.Remove(ctx, user, path, recursive)
+}
+
+func (f *files) Chmod(ctx context.Context, user, path string, mode uint32) error {
+	defer f.b.enter()()
+	return f.g.Chmod(ctx, user, path, mode)
+}
+
+func (f *files) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
+	leave := f.b.enter()
+	w, err := f.g.Watch(ctx, user, path, recursive)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return &leavingWatch{w, leave}, nil
+}
+
+func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
+	leave := f.b.enter()
+	r, err := f.g.TarOut(ctx, user, path)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return &leaving{r, leave}, nil
+}
+
+func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error {
+	defer f.b.enter()()
+	return f.g.TarIn(ctx, user, path, r)
+}
+
+// leaving ends a call's activity with its stream.
+type leaving struct {
+	io.ReadCloser
+	leave func()
+}
+
+// WriteTo keeps the stream's own fast path.
+func (l *leaving) WriteTo(w io.Writer) (int64, error) { return io.Copy(w, l.ReadCloser) }
+
+func (l *leaving) Close() error { l.leave(); return l.ReadCloser.Close() }
+
+type leavingWatch struct {
+	sandbox.FileWatch
+	leave func()
+}
+
+func (l *leavingWatch) Close() error { l.leave(); return l.FileWatch.Close() }
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// clip shortens s to at most n bytes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}
+

@@ -1,0 +1,49 @@
+package runtime
+
+import (
+	"context"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Usage reads a sandbox's counters now; of one that has no shell, the last
+// ones read.
+func (m *Manager) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	b := m.box(sb.ID)
+	if b == nil || (sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused) {
+		return sb.Usage, nil
+	}
+	if u := m.readUsage(b, sb); u != nil {
+		return *u, nil
+	}
+	return sb.Usage, nil
+}
+
+// readUsage reads the kernel's counters of a sandbox's present shell and adds
+// those of its earlier ones; nil where there is nothing to read, as after a
+// crash of the host.
+func (m *Manager) readUsage(b *box, row sandbox.Sandbox) *sandbox.Usage {
+	u, err := m.cgroup.Usage(b.id)
+	if err != nil {
+		m.log.Debug("read usage", "sandbox", b.id, "err", err)
+		return nil
+	}
+	if rx, tx, dropped, known, err := m.net.Counters(b.id, b.slot); err == nil && known {
+		u.NetRxBytes, u.NetTxBytes, u.NetDropped = rx, tx, dropped
+	} else if row.Spec.Network.Mode != sandbox.NetworkOff {
+		u.Unknown = append(u.Unknown, "net")
+	}
+	if bytes, inodes, known, err := m.roots.Usage(b.id, b.slot); err == nil && known {
+		u.DiskBytes, u.DiskInodes = bytes, inodes
+	} else {
+		u.Unknown = append(u.Unknown, "disk")
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	u = u.Add(b.earlier)
+	return &u
+}
