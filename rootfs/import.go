@@ -1,0 +1,239 @@
+package rootfs
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// ImportTar makes an image of one layer from a tar archive of a whole root
+// file system (as docker export or debootstrap give it), plain or compressed
+// with gzip or zstd. The same content gives the same digest and is stored
+// once. Cut off at any point, by an error or a kill, it leaves no layer.
+//
+// The archive is hostile input. Refused, with class ErrInvalid or ErrTooLarge:
+// names that are absolute, climb out or lead through a symbolic link
+// (image_bad_path), device nodes and pipes (image_device_node), ids over 65535
+// (image_bad_id), more bytes or files than configured or a wildly compressed
+// stream (image_too_large), archives cut short (image_truncated), whatever is
+// no tar or a tar of something else (image_bad_format). Dropped: set-id bits,
+// which are inert in a sandbox but not on the host's disk, and every extended
+// attribute, file capabilities among them.
+func (s *Store) ImportTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
+	if err := sandbox.ValidateImageName(name); err != nil {
+		return sandbox.Image{}, err
+	}
+	if name == hostImage {
+		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrConflict, "image_name_reserved", "image name %q means this host's own files: choose another", name)
+	}
+	info, err := s.importLayer(ctx, r)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	return sandbox.Image{
+		Name: name, Digest: info.Digest, Kind: sandbox.ImageTar, Layers: []string{info.Digest},
+		SizeBytes: info.Size, Files: info.Files, CreatedAt: time.Now().UTC(),
+	}, nil
+}
+
+func (s *Store) importLayer(ctx context.Context, r io.Reader) (_ layerInfo, err error) {
+	if err := s.imports.Acquire(ctx, 1); err != nil {
+		return layerInfo{}, fmt.Errorf("rootfs: wait for other imports: %w", err)
+	}
+	defer s.imports.Release(1)
+	dir, err := os.MkdirTemp(s.vol.path(stagingDir), "import")
+	if err != nil {
+		return layerInfo{}, spaceError("stage an import", err)
+	}
+	stage := filepath.Join(stagingDir, filepath.Base(dir))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.trash.add(stage))
+		}
+	}()
+	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
+		return layerInfo{}, spaceError("stage an import", err)
+	}
+	root, err := os.Open(filepath.Join(dir, "root"))
+	if err != nil {
+		return layerInfo{}, fmt.Errorf("rootfs: stage an import: %w", err)
+	}
+	defer root.Close()
+	info, err := unpackTar(ctx, root, r, importLimits{bytes: s.cfg.ImportMaxBytes, files: s.cfg.ImportMaxFiles})
+	if err != nil {
+		return layerInfo{}, err
+	}
+	return s.commit(stage, info)
+}
+
+// importLimits bounds one import.
+type importLimits struct{ bytes, files int64 }
+
+const (
+	// What a file may cost in headers, on top of its content.
+	headerAllowance = 4096
+	// Beyond ratioFrom bytes out, more than ratioMax times what went in is
+	// no file system. Deflate cannot go past 1032; zstd can.
+	ratioMax  = 1000
+	ratioFrom = 256 << 20
+	// The largest window a zstd stream may ask memory for: that of zstd
+	// --long, the most its own tool takes unasked.
+	zstdWindow = 128 << 20
+)
+
+// unpackTar unpacks an archive of unknown compression into the empty
+// directory root and describes the result.
+func unpackTar(ctx context.Context, root *os.File, r io.Reader, lim importLimits) (layerInfo, error) {
+	raw := &countReader{ctx: ctx, r: r, max: 1<<63 - 1}
+	plain, closeStream, err := decompress(raw)
+	if err != nil {
+		return layerInfo{}, err
+	}
+	defer closeStream()
+	stream := &countReader{ctx: ctx, r: plain, max: lim.bytes + headerAllowance*lim.files, in: raw}
+	u := newUnpacker(root, lim)
+	defer u.close()
+	if err := u.unpack(stream); err != nil {
+		return layerInfo{}, tarError(err)
+	}
+	if u.setIDs > 0 {
+		slog.Info("import dropped set-id bits", "files", u.setIDs)
+	}
+	digest, err := u.finish()
+	if err != nil {
+		return layerInfo{}, tarError(err)
+	}
+	return layerInfo{Digest: digest, Size: u.size, Files: u.kept, Created: time.Now().UTC()}, nil
+}
+
+// unpack reads the whole stream.
+func (u *unpacker) unpack(stream *countReader) error {
+	tr := tar.NewReader(stream)
+	for {
+		before := stream.n
+		hdr, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			// archive/tar takes the end of the input for the end of
+			// the archive. The latter is a block of zeroes, and what
+			// is left of an entry's own padding is less than a block.
+			if stream.n-before < 512 {
+				return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive ends without its end mark: it was cut short; send it again")
+			}
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if err := u.entry(hdr, tr); err != nil {
+			return err
+		}
+	}
+	return drain(stream)
+}
+
+// drain reads what follows the end mark, so that checksums of the compressed
+// stream are checked, and accepts only padding.
+func drain(r io.Reader) error {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		if len(bytes.Trim(buf[:n], "\x00")) > 0 {
+			return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "there is data after the end of the archive: send one archive only")
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// decompress looks at the first bytes of a stream.
+func decompress(r io.Reader) (io.Reader, func(), error) {
+	br := bufio.NewReaderSize(r, 64<<10)
+	magic, err := br.Peek(6)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, tarError(err)
+	}
+	has := func(m string) bool { return bytes.HasPrefix(magic, []byte(m)) }
+	switch {
+	case len(magic) == 0:
+		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive is empty")
+	case has("\x1f\x8b"):
+		z, err := gzip.NewReader(br)
+		if err != nil {
+			return nil, nil, tarError(err)
+		}
+		return z, func() { _ = z.Close() }, nil // frees memory, nothing to lose
+	case has("\x28\xb5\x2f\xfd"):
+		z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(zstdWindow))
+		if err != nil {
+			return nil, nil, tarError(err)
+		}
+		return z, z.Close, nil
+	case has("\xfd7zXZ\x00"), has("BZh"), has("PK\x03\x04"), has("LZIP"):
+		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "the archive is compressed in a way not supported here: send plain tar, gzip or zstd")
+	}
+	return br, func() {}, nil
+}
+
+// countReader counts, bounds and can be cancelled.
+type countReader struct {
+	ctx context.Context //nolint:containedctx // lives as long as one call
+	r   io.Reader
+	n   int64
+	max int64
+	in  *countReader // what r decompresses, if it does
+}
+
+func (c *countReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	if c.n > c.max {
+		return n, sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive is larger than %s unpacked", units.BytesSize(float64(c.max)))
+	}
+	if c.in != nil && c.n > ratioFrom && c.n/ratioMax > c.in.n {
+		return n, sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive unpacks to over %d times its size: no file system does", ratioMax)
+	}
+	return n, err
+}
+
+// tarError gives an error met while reading an archive its class and code.
+func tarError(err error) error {
+	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+		return err
+	}
+	var perr *os.PathError
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("rootfs: import: %w", err)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive was cut short; send it again: %w", err)
+	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong),
+		errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "this is no sound tar archive: %w", err)
+	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the zstd stream asks for a window over %s: %w", units.BytesSize(zstdWindow), err)
+	case errors.As(err, &perr):
+		return spaceError("unpack an archive", err)
+	}
+	return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "reading the archive: %w", err)
+}

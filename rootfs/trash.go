@@ -1,0 +1,258 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
+)
+
+// trash takes directories in by renaming them and deletes them in the
+// background, one at a time.
+type trash struct {
+	vol  *volume
+	ids  *projectIDs
+	seq  atomic.Int64
+	kick chan struct{} // holds one: something may be there
+	quit chan struct{}
+	done sync.WaitGroup
+}
+
+// trashRetry is how long the trash rests after an error.
+const trashRetry = time.Minute
+
+func startTrash(vol *volume, ids *projectIDs) *trash {
+	t := &trash{vol: vol, ids: ids, kick: make(chan struct{}, 1), quit: make(chan struct{})}
+	t.seq.Store(time.Now().UnixNano())
+	t.done.Go(t.run)
+	return t
+}
+
+func (t *trash) wake() {
+	select {
+	case t.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (t *trash) stop() {
+	close(t.quit)
+	t.done.Wait()
+}
+
+// add moves a directory, named relative to the volume, into the trash. One
+// that does not exist is no error.
+func (t *trash) add(rel string) error {
+	to := t.vol.path(trashDir, fmt.Sprintf("%s.%d", filepath.Base(rel), t.seq.Add(1)))
+	err := os.Rename(t.vol.path(rel), to)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("rootfs: discard %s: %w", rel, err)
+	}
+	t.wake()
+	return nil
+}
+
+func (t *trash) run() {
+	var retry <-chan time.Time
+	for {
+		select {
+		case <-t.quit:
+			return
+		case <-t.kick:
+		case <-retry:
+		}
+		retry = nil
+		if err := t.empty(); err != nil && !errors.Is(err, errStopped) {
+			slog.Error("emptying the trash; trying again", "in", trashRetry, "err", err)
+			retry = time.After(trashRetry)
+		}
+	}
+}
+
+var errStopped = errors.New("stopped")
+
+func (t *trash) stopped() bool {
+	select {
+	case <-t.quit:
+		return true
+	default:
+		return false
+	}
+}
+
+// empty deletes what is in the trash now. An entry that resists does not
+// keep the others.
+func (t *trash) empty() error {
+	names, err := readNames(t.vol.path(trashDir))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range names {
+		if err := t.remove(n); err != nil {
+			if errors.Is(err, errStopped) {
+				return err
+			}
+			errs = append(errs, fmt.Errorf("%s: %w", n, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes one entry and, when nothing is left of it, clears its quota
+// record and frees its project id.
+func (t *trash) remove(name string) error {
+	parent, err := os.Open(t.vol.path(trashDir))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	var project uint32
+	if t.vol.quota {
+		if st, err := os.Lstat(filepath.Join(parent.Name(), name)); err == nil && st.IsDir() {
+			if project, err = projectOf(filepath.Join(parent.Name(), name)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := removeTree(parent, name, t.stopped); err != nil {
+		return err
+	}
+	if project == 0 {
+		return nil
+	}
+	if err := linux.SetProjectQuota(t.vol.root, project, 0, 0); err != nil {
+		return fmt.Errorf("clear the quota of project %#x: %w", project, err)
+	}
+	t.ids.free(project)
+	return nil
+}
+
+// Bounds of removeTree: directories held open at once, names read at once.
+const (
+	removeDepth = 32
+	removeBatch = 1024
+)
+
+// removeTree deletes name in parent, whatever it is. It follows no symbolic
+// link. Trees a sandbox made may be deeper than any path or than there are
+// descriptors: a directory below removeDepth is first moved up to the top.
+func removeTree(parent *os.File, name string, stopped func() bool) error {
+	err := unix.Unlinkat(int(parent.Fd()), name, 0)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return &os.PathError{Op: "unlinkat", Path: name, Err: err}
+	}
+	top, err := openDirAt(parent, name)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	r := remover{top: top, stopped: stopped}
+	// What was moved up lies in top, so a pass may find new names there.
+	for r.moved = true; r.moved; {
+		r.moved = false
+		if err := r.empty(top, 1); err != nil {
+			return err
+		}
+	}
+	if err := unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "rmdir", Path: name, Err: err}
+	}
+	return nil
+}
+
+type remover struct {
+	top     *os.File
+	stopped func() bool
+	seq     int
+	moved   bool
+}
+
+func (r *remover) empty(dir *os.File, depth int) error {
+	for {
+		// Deleting while reading may skip names: read again from the
+		// start until there are none.
+		if _, err := dir.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		names, err := dir.Readdirnames(removeBatch)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			if r.stopped() {
+				return errStopped
+			}
+			if err := r.remove(dir, n, depth); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (r *remover) remove(dir *os.File, name string, depth int) error {
+	err := unix.Unlinkat(int(dir.Fd()), name, 0)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return &os.PathError{Op: "unlinkat", Path: name, Err: err}
+	}
+	if depth >= removeDepth {
+		return r.moveUp(dir, name)
+	}
+	sub, err := openDirAt(dir, name)
+	if err != nil {
+		return err
+	}
+	err = r.empty(sub, depth+1)
+	_ = sub.Close() // read only
+	if err != nil {
+		return err
+	}
+	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "rmdir", Path: name, Err: err}
+	}
+	return nil
+}
+
+func (r *remover) moveUp(dir *os.File, name string) error {
+	for {
+		r.seq++
+		err := unix.Renameat2(int(dir.Fd()), name, int(r.top.Fd()), fmt.Sprintf(".up%d", r.seq), unix.RENAME_NOREPLACE)
+		if errors.Is(err, unix.EEXIST) {
+			continue
+		}
+		if err != nil {
+			return &os.PathError{Op: "rename", Path: name, Err: err}
+		}
+		r.moved = true
+		return nil
+	}
+}
+
+func openDirAt(parent *os.File, name string) (*os.File, error) {
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: filepath.Join(parent.Name(), name), Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}

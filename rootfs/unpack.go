@@ -1,0 +1,437 @@
+package rootfs
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Bounds of one archive entry.
+const (
+	maxName      = 255  // of one path component: NAME_MAX
+	maxPath      = 4095 // of a path or link target: PATH_MAX less its zero
+	maxDepth     = 256  // components
+	maxID        = 65535
+	maxMtime     = 1<<32 - 1 // seconds; every filesystem we use holds that
+	sparseBlock  = 64 << 10  // runs of zeroes this long become holes
+	whiteoutName = ".wh."
+)
+
+// unpacker writes archive entries beneath root, naming every parent through
+// openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS: the kernel refuses
+// what climbs out, so no order of entries can lead it astray.
+type unpacker struct {
+	root  *os.File
+	lim   importLimits
+	files int64 // entries read
+	bytes int64 // of content written
+	buf   []byte
+
+	sums   map[uint64][sha256.Size]byte // content by inode
+	dirs   map[uint64]unix.Timespec     // mtime by inode, for finish
+	setIDs int64
+
+	parent     int    // descriptor of the directory parentPath; -1: none
+	parentPath string // most entries have the parent of the one before
+
+	size, kept int64 // found by finish
+}
+
+func newUnpacker(root *os.File, lim importLimits) *unpacker {
+	return &unpacker{
+		root: root, lim: lim, buf: make([]byte, 2*sparseBlock), parent: -1,
+		sums: map[uint64][sha256.Size]byte{}, dirs: map[uint64]unix.Timespec{},
+	}
+}
+
+func (u *unpacker) close() { u.forgetParent() }
+
+// forgetParent must come after any directory is removed.
+func (u *unpacker) forgetParent() {
+	if u.parent >= 0 {
+		_ = unix.Close(u.parent) // O_PATH: nothing to lose
+	}
+	u.parent = -1
+}
+
+func badPath(format string, args ...any) error {
+	return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_path", "archive entry "+format, args...)
+}
+
+// splitPath checks the name of an entry and returns its components; none
+// stand for the root itself.
+func splitPath(name string) ([]string, error) {
+	switch {
+	case name == "":
+		return nil, badPath("without a name")
+	case len(name) > maxPath:
+		return nil, badPath("%.80q…: its name has %d bytes, at most %d can be used", name, len(name), maxPath)
+	case strings.HasPrefix(name, "/"):
+		return nil, badPath("%.200q: absolute names are refused; pack with relative ones (tar -C DIR .)", name)
+	case strings.ContainsRune(name, 0):
+		return nil, badPath("%.200q: a name must not hold a zero byte", name)
+	}
+	var parts []string
+	for p := range strings.SplitSeq(name, "/") {
+		switch {
+		case p == "" || p == ".":
+			continue
+		case p == "..":
+			return nil, badPath("%.200q: '..' is refused", name)
+		case len(p) > maxName:
+			return nil, badPath("%.200q: a part of the name is over %d bytes", name, maxName)
+		case strings.HasPrefix(p, whiteoutName):
+			return nil, badPath("%.200q: this is a deletion mark of an image layer; import a whole file system (docker export), not a layer", name)
+		}
+		parts = append(parts, p)
+	}
+	if len(parts) > maxDepth {
+		return nil, badPath("%.80q…: %d directories deep, at most %d are taken", name, len(parts), maxDepth)
+	}
+	return parts, nil
+}
+
+// entry writes one entry. The order of the steps matters for entries that
+// name something twice: look at the new one first, remove the old one, write.
+func (u *unpacker) entry(hdr *tar.Header, content io.Reader) error {
+	if u.files++; u.files > u.lim.files {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive has over %d entries", u.lim.files)
+	}
+	switch hdr.Typeflag {
+	case tar.TypeXGlobalHeader:
+		return nil // pax settings for what follows; archive/tar knows them
+	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_device_node", "archive entry %.200q is a device node or pipe: pack without it (tar --exclude='./dev/*'); sandboxes bring their own /dev", hdr.Name)
+	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeGNUSparse:
+	default:
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "archive entry %.200q is of the unknown kind %q", hdr.Name, hdr.Typeflag)
+	}
+	if hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID {
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_id", "archive entry %.200q belongs to %d:%d: a sandbox has ids 0 to %d", hdr.Name, hdr.Uid, hdr.Gid, maxID)
+	}
+	parts, err := splitPath(hdr.Name)
+	if err != nil {
+		return err
+	}
+	if len(parts) == 0 {
+		if hdr.Typeflag != tar.TypeDir {
+			return badPath("%.200q: the root must be a directory", hdr.Name)
+		}
+		return u.setDir(int(u.root.Fd()), hdr)
+	}
+	dir, base, err := u.openParent(hdr.Name, parts)
+	if err != nil {
+		return err
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return u.mkdir(dir, base, hdr)
+	case tar.TypeSymlink:
+		return u.symlink(dir, base, hdr)
+	case tar.TypeLink:
+		return u.link(dir, base, hdr)
+	}
+	return u.file(dir, base, hdr, content)
+}
+
+// openBeneath opens a directory of the tree, following nothing.
+func (u *unpacker) openBeneath(path string) (int, error) {
+	return unix.Openat2(int(u.root.Fd()), path, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+}
+
+// openParent returns the directory that holds the last of parts. Directories
+// an archive leaves out are made as root's, 0755. The descriptor stays the
+// unpacker's.
+func (u *unpacker) openParent(name string, parts []string) (int, string, error) {
+	base := parts[len(parts)-1]
+	path := strings.Join(parts[:len(parts)-1], "/")
+	if path == "" {
+		path = "."
+	}
+	if u.parent >= 0 && u.parentPath == path {
+		return u.parent, base, nil
+	}
+	fd, err := u.openBeneath(path)
+	if errors.Is(err, unix.ENOENT) {
+		if err := u.mkdirs(name, parts[:len(parts)-1]); err != nil {
+			return -1, "", err
+		}
+		fd, err = u.openBeneath(path)
+	}
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return -1, "", badPath("%.200q: a directory on its way is a symbolic link in this archive", name)
+	case errors.Is(err, unix.ENOTDIR):
+		return -1, "", badPath("%.200q: a directory on its way is a file in this archive", name)
+	case err != nil:
+		return -1, "", &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	u.forgetParent()
+	u.parent, u.parentPath = fd, path
+	return fd, base, nil
+}
+
+func (u *unpacker) mkdirs(name string, parts []string) error {
+	dir := int(u.root.Fd())
+	var path string
+	for i, p := range parts {
+		path = strings.Join(parts[:i+1], "/")
+		err := unix.Mkdirat(dir, p, 0o755)
+		if err == nil {
+			// The same count as for an entry: implied directories
+			// are inodes too.
+			if u.files++; u.files > u.lim.files {
+				return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive has over %d entries", u.lim.files)
+			}
+			err = unix.Fchmodat(dir, p, 0o755, 0)
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return &os.PathError{Op: "mkdir", Path: path, Err: err}
+		}
+		next, err := u.openBeneath(path)
+		if i > 0 {
+			_ = unix.Close(dir) // O_PATH: nothing to lose
+		}
+		if err != nil {
+			if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EXDEV) {
+				return badPath("%.200q: %.200q on its way is no directory in this archive", name, path)
+			}
+			return &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		dir = next
+	}
+	if len(parts) > 0 {
+		_ = unix.Close(dir) // O_PATH: nothing to lose
+	}
+	return nil
+}
+
+// clear makes room for an entry whose name is taken: the last one wins. A
+// directory with something in it is never given up.
+func (u *unpacker) clear(dir int, base, name string) error {
+	err := unix.Unlinkat(dir, base, 0)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
+		var st unix.Stat_t
+		if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return &os.PathError{Op: "stat", Path: name, Err: err}
+		}
+		err = unix.Unlinkat(dir, base, unix.AT_REMOVEDIR)
+		delete(u.dirs, st.Ino) // the number will be used again
+		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+			return badPath("%.200q: it would replace a directory that the archive filled before", name)
+		}
+		u.parentPath = "/" // matches no path: the descriptor may be of what is gone
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "unlink", Path: name, Err: err}
+	}
+	return nil
+}
+
+func (u *unpacker) mkdir(dir int, base string, hdr *tar.Header) error {
+	err := unix.Mkdirat(dir, base, 0o700)
+	if errors.Is(err, unix.EEXIST) {
+		var st unix.Stat_t
+		if err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			if err := u.clear(dir, base, hdr.Name); err != nil {
+				return err
+			}
+			err = unix.Mkdirat(dir, base, 0o700)
+		}
+	}
+	if err != nil {
+		return &os.PathError{Op: "mkdir", Path: hdr.Name, Err: err}
+	}
+	fd, err := unix.Openat(dir, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: hdr.Name, Err: err}
+	}
+	defer unix.Close(fd)
+	return u.setDir(fd, hdr)
+}
+
+// setDir gives a directory its owner and mode now and its time in finish,
+// after the last change in it.
+func (u *unpacker) setDir(fd int, hdr *tar.Header) error {
+	var st unix.Stat_t
+	err := unix.Fchown(fd, hdr.Uid, hdr.Gid)
+	if err == nil {
+		err = unix.Fchmod(fd, u.mode(hdr))
+	}
+	if err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err != nil {
+		return &os.PathError{Op: "set directory", Path: hdr.Name, Err: err}
+	}
+	u.dirs[st.Ino] = mtime(hdr.ModTime)
+	return nil
+}
+
+// mode returns the permission bits to set: no set-id bit, and the sticky bit
+// for directories only.
+func (u *unpacker) mode(hdr *tar.Header) uint32 {
+	m := uint32(hdr.Mode) & 0o7777
+	if m&0o6000 != 0 {
+		u.setIDs++
+	}
+	if hdr.Typeflag == tar.TypeDir {
+		return m & 0o1777
+	}
+	return m & 0o777
+}
+
+func mtime(t time.Time) unix.Timespec {
+	sec, nsec := t.Unix(), int64(t.Nanosecond())
+	if sec < 0 {
+		sec, nsec = 0, 0
+	}
+	if sec > maxMtime {
+		sec, nsec = maxMtime, 0
+	}
+	return unix.Timespec{Sec: sec, Nsec: nsec}
+}
+
+func (u *unpacker) symlink(dir int, base string, hdr *tar.Header) error {
+	if hdr.Linkname == "" || len(hdr.Linkname) > maxPath || strings.ContainsRune(hdr.Linkname, 0) {
+		return badPath("%.200q: a symbolic link to a name of %d bytes", hdr.Name, len(hdr.Linkname))
+	}
+	if err := u.clear(dir, base, hdr.Name); err != nil {
+		return err
+	}
+	err := unix.Symlinkat(hdr.Linkname, dir, base)
+	if err == nil {
+		err = unix.Fchownat(dir, base, hdr.Uid, hdr.Gid, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil {
+		ts := mtime(hdr.ModTime)
+		err = unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err != nil {
+		return &os.PathError{Op: "symlink", Path: hdr.Name, Err: err}
+	}
+	return nil
+}
+
+// link makes a hard link to an entry that came before, as tar demands.
+func (u *unpacker) link(dir int, base string, hdr *tar.Header) error {
+	parts, err := splitPath(hdr.Linkname)
+	if err != nil || len(parts) == 0 {
+		return badPath("%.200q: a hard link to %.200q, which is no name of an entry", hdr.Name, hdr.Linkname)
+	}
+	path := strings.Join(parts[:len(parts)-1], "/")
+	if path == "" {
+		path = "."
+	}
+	from, err := u.openBeneath(path)
+	if err != nil {
+		return badPath("%.200q: a hard link to %.200q, which did not come before it", hdr.Name, hdr.Linkname)
+	}
+	defer unix.Close(from)
+	var target, old unix.Stat_t
+	fromBase := parts[len(parts)-1]
+	if err := unix.Fstatat(from, fromBase, &target, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return badPath("%.200q: a hard link to %.200q, which did not come before it", hdr.Name, hdr.Linkname)
+	}
+	if kind := target.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFLNK {
+		return badPath("%.200q: a hard link to %.200q, which is no file", hdr.Name, hdr.Linkname)
+	}
+	if unix.Fstatat(dir, base, &old, unix.AT_SYMLINK_NOFOLLOW) == nil && old.Ino == target.Ino {
+		return nil // linked already, or to itself
+	}
+	if err := u.clear(dir, base, hdr.Name); err != nil {
+		return err
+	}
+	err = unix.Linkat(from, fromBase, dir, base, 0)
+	if errors.Is(err, unix.EMLINK) {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "archive entry %.200q: too many hard links to %.200q", hdr.Name, hdr.Linkname)
+	}
+	if err != nil {
+		return &os.PathError{Op: "link", Path: hdr.Name, Err: err}
+	}
+	return nil
+}
+
+func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader) error {
+	if hdr.Size < 0 || hdr.Size > u.lim.bytes-u.bytes {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "archive entry %.200q: with its %d bytes the archive holds over %d", hdr.Name, hdr.Size, u.lim.bytes)
+	}
+	u.bytes += hdr.Size
+	if err := u.clear(dir, base, hdr.Name); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(dir, base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return &os.PathError{Op: "create", Path: hdr.Name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), hdr.Name)
+	defer f.Close() // syncfs tells of what a close would
+	sum, err := u.copy(f, content, hdr.Size)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	ts := mtime(hdr.ModTime)
+	err = unix.Fchown(fd, hdr.Uid, hdr.Gid)
+	if err == nil {
+		err = unix.Fchmod(fd, u.mode(hdr))
+	}
+	if err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil {
+		err = unix.UtimesNanoAt(fd, "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH)
+	}
+	if err != nil {
+		return &os.PathError{Op: "set file", Path: hdr.Name, Err: err}
+	}
+	u.sums[st.Ino] = sum
+	return nil
+}
+
+// copy writes size bytes and leaves holes for long runs of zeroes.
+func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size]byte, error) {
+	h := sha256.New()
+	zero := u.buf[sparseBlock:]
+	clear(zero)
+	buf := u.buf[:sparseBlock]
+	for off := int64(0); off < size; {
+		n, err := io.ReadFull(content, buf[:min(sparseBlock, size-off)])
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return [sha256.Size]byte{}, err
+		}
+		h.Write(buf[:n])
+		if !bytes.Equal(buf[:n], zero[:n]) {
+			if _, err := f.WriteAt(buf[:n], off); err != nil {
+				return [sha256.Size]byte{}, err
+			}
+		}
+		off += int64(n)
+	}
+	if err := f.Truncate(size); err != nil {
+		return [sha256.Size]byte{}, err
+	}
+	// A sparse entry's map may hold more than its size says.
+	if n, err := content.Read(buf[:1]); n != 0 || !errors.Is(err, io.EOF) {
+		if err == nil {
+			err = tar.ErrHeader
+		}
+		return [sha256.Size]byte{}, err
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
+}

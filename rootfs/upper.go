@@ -1,0 +1,216 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/docker/go-units"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Enforcement says what becomes of the disk limits in l on this host.
+func (s *Store) Enforcement(l sandbox.Limits) []sandbox.Enforcement {
+	disk := sandbox.Enforcement{Limit: "disk", Asked: "none", Enforced: s.vol.quota, Why: s.vol.why}
+	if l.DiskBytes != 0 {
+		disk.Asked = units.BytesSize(float64(l.DiskBytes))
+	}
+	inodes := sandbox.Enforcement{Limit: "inodes", Asked: "none", Enforced: s.vol.quota, Why: s.vol.why}
+	if l.DiskInodes != 0 {
+		inodes.Asked = fmt.Sprintf("%d files", l.DiskInodes)
+	}
+	return []sandbox.Enforcement{disk, inodes}
+}
+
+func (s *Store) sandboxDir(id sandbox.ID) (string, error) {
+	if _, err := sandbox.ParseID(string(id)); err != nil {
+		return "", err
+	}
+	return s.vol.path(sandboxesDir, string(id)), nil
+}
+
+// CreateUpper makes the writable layer of a sandbox and sets its limits.
+// Repeating it keeps what is there and sets the limits again.
+//
+// Quotas go by project id. The id is not derived from the slot: a slot is
+// leased again while the former owner's files still wait in the trash, and
+// those would count against the new one. The kernel stores the id with the
+// directory, so it needs no record elsewhere.
+func (s *Store) CreateUpper(id sandbox.ID, _ int, l sandbox.Limits) error {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return spaceError("make the directory of "+string(id), err)
+	}
+	if err := s.setLimits(id, dir, l, true); err != nil {
+		return err
+	}
+	// The upper's own mode and owner are those of the sandbox's "/".
+	for _, d := range []struct {
+		name string
+		mode os.FileMode
+	}{{"upper", 0o755}, {"work", 0o700}} {
+		path := filepath.Join(dir, d.name)
+		err := os.Mkdir(path, d.mode)
+		if errors.Is(err, os.ErrExist) {
+			continue
+		}
+		if err == nil {
+			err = os.Chmod(path, d.mode) // whatever the umask took
+		}
+		if err != nil {
+			return spaceError("make "+d.name+" of "+string(id), err)
+		}
+	}
+	return nil
+}
+
+// SetLimits changes the limits of a sandbox; what it already holds beyond
+// them stays. Where quotas are not enforced it does nothing.
+func (s *Store) SetLimits(id sandbox.ID, _ int, l sandbox.Limits) error {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return err
+	}
+	return s.setLimits(id, dir, l, false)
+}
+
+func (s *Store) setLimits(id sandbox.ID, dir string, l sandbox.Limits, create bool) error {
+	if !s.vol.quota {
+		return nil
+	}
+	f, err := os.Open(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return sandbox.Errorf(sandbox.ErrNotFound, "no_upper", "sandbox %s has no files: %w", id, err)
+	}
+	if err != nil {
+		return fmt.Errorf("rootfs: limits of %s: %w", id, err)
+	}
+	defer f.Close()
+	project, err := linux.ProjectID(f)
+	if err != nil {
+		return fmt.Errorf("rootfs: limits of %s: %w", id, err)
+	}
+	fresh := project == 0 && create
+	if fresh {
+		if project, err = s.ids.take(); err != nil {
+			return err
+		}
+	}
+	if project == 0 {
+		return fmt.Errorf("rootfs: limits of %s: its directory carries no project id", id)
+	}
+	// The limits come first: no moment with the id and without them.
+	err = linux.SetProjectQuota(s.vol.root, project, uint64(l.DiskBytes), uint64(l.DiskInodes))
+	if err == nil && fresh {
+		err = linux.SetProjectID(f, project)
+	}
+	if err != nil {
+		if fresh {
+			s.ids.free(project)
+		}
+		return fmt.Errorf("rootfs: limits of %s (project %#x): %w", id, project, err)
+	}
+	return nil
+}
+
+// Usage returns what the upper of a sandbox holds: bytes of disk and files,
+// some seven of the latter the overlay's own. known is false where this host
+// does not count, and for a sandbox without an upper.
+func (s *Store) Usage(id sandbox.ID, _ int) (bytes, inodes uint64, known bool, err error) {
+	dir, err := s.sandboxDir(id)
+	if err != nil || !s.vol.quota {
+		return 0, 0, false, err
+	}
+	project, err := projectOf(dir)
+	if err != nil || project == 0 {
+		return 0, 0, false, err
+	}
+	bytes, inodes, err = linux.ProjectUsage(s.vol.root, project)
+	if err != nil {
+		return 0, 0, false, fmt.Errorf("rootfs: usage of %s: %w", id, err)
+	}
+	return bytes, inodes, true, nil
+}
+
+// Discard puts the upper of a sandbox into the trash, at once whatever its
+// size. A sandbox without one is no error. Its roots must be unmounted, or
+// what still writes to them writes to the trash.
+func (s *Store) Discard(id sandbox.ID, _ int) error {
+	if _, err := s.sandboxDir(id); err != nil {
+		return err
+	}
+	return s.trash.add(filepath.Join(sandboxesDir, string(id)))
+}
+
+// Uppers lists the sandboxes that have an upper.
+func (s *Store) Uppers() ([]sandbox.ID, error) {
+	names, err := readNames(s.vol.path(sandboxesDir))
+	if err != nil {
+		return nil, fmt.Errorf("rootfs: list uppers: %w", err)
+	}
+	ids := make([]sandbox.ID, 0, len(names))
+	for _, n := range names {
+		if id, err := sandbox.ParseID(n); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// Clean removes the mark that a volatile overlay leaves on its upper, after
+// which Mount takes the upper again. Call it when the sandbox's processes
+// are gone but the host has not gone down since: after a host crash the upper
+// may lack data that was never written, which the mark is there to tell.
+// Repeating it, or calling it for a sandbox without an upper, is no error.
+func (s *Store) Clean(id sandbox.ID) error {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return err
+	}
+	// work is the overlay's own: no name in it comes from the sandbox.
+	if err := os.RemoveAll(filepath.Join(dir, "work", "work", "incompat")); err != nil {
+		return fmt.Errorf("rootfs: clean %s: %w", id, err)
+	}
+	return nil
+}
+
+// Dirty reports whether the mark that Clean removes is there.
+func (s *Store) Dirty(id sandbox.ID) (bool, error) {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return false, err
+	}
+	_, err = os.Lstat(filepath.Join(dir, "work", "work", "incompat", "volatile"))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// projectOf returns the project id a directory carries, 0 if it is gone.
+func projectOf(dir string) (uint32, error) {
+	f, err := os.Open(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return linux.ProjectID(f)
+}
+
+// spaceError gives a full disk its class.
+func spaceError(what string, err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return sandbox.Errorf(sandbox.ErrExhausted, "volume_full", "the volume is full (%s): remove sandboxes or images, or make it larger: %w", what, err)
+	}
+	return fmt.Errorf("rootfs: %s: %w", what, err)
+}
