@@ -1,0 +1,75 @@
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	sqlInsertEvent = `INSERT INTO events (time, sandbox, type, actor, data) VALUES (?, ?, ?, ?, ?)`
+	sqlEvents      = `SELECT seq, time, sandbox, type, actor, data FROM events WHERE seq > ? ORDER BY seq LIMIT ?`
+	sqlEventsOf    = `SELECT seq, time, sandbox, type, actor, data FROM events
+		WHERE sandbox = ? AND sandbox <> '' AND seq > ? ORDER BY seq LIMIT ?`
+)
+
+// Bounds of one reading of events.
+const (
+	defaultEvents = 100
+	maxEvents     = 1000
+)
+
+// AppendEvent writes an event, at its Time or now, and returns its number.
+func (d *DB) AppendEvent(ctx context.Context, e sandbox.Event) (seq int64, err error) {
+	err = d.write(ctx, func(ctx context.Context, t *tx) error {
+		seq, err = t.appendEvent(ctx, e)
+		return err
+	})
+	return seq, err
+}
+
+func (t *tx) appendEvent(ctx context.Context, e sandbox.Event) (int64, error) {
+	data, err := toJSON(e.Data)
+	if err != nil {
+		return 0, err
+	}
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	res, err := t.stmt(ctx, sqlInsertEvent).ExecContext(ctx, e.Time.UnixNano(), string(e.Sandbox), e.Type, e.Actor, data)
+	if err != nil {
+		return 0, fmt.Errorf("appending event %s: %w", e.Type, err)
+	}
+	t.event = true
+	return res.LastInsertId()
+}
+
+// Events returns events after a number, oldest first: of one sandbox, or of
+// all for an empty id. limit is at most 1000; 0 means 100.
+func (d *DB) Events(ctx context.Context, afterSeq int64, id sandbox.ID, limit int) ([]sandbox.Event, error) {
+	if limit <= 0 {
+		limit = defaultEvents
+	}
+	limit = min(limit, maxEvents)
+	if id == "" {
+		return collect(ctx, d.reads[sqlEvents], scanEvent, afterSeq, limit)
+	}
+	return collect(ctx, d.reads[sqlEventsOf], scanEvent, string(id), afterSeq, limit)
+}
+
+func scanEvent(s scanner) (sandbox.Event, error) {
+	var e sandbox.Event
+	var at int64
+	var data []byte
+	if err := s.Scan(&e.Seq, &at, &e.Sandbox, &e.Type, &e.Actor, &data); err != nil {
+		return e, err
+	}
+	e.Time = time.Unix(0, at).UTC()
+	if err := json.Unmarshal(data, &e.Data); err != nil {
+		return e, fmt.Errorf("reading event %d: %w", e.Seq, err)
+	}
+	return e, nil
+}

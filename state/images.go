@@ -1,0 +1,152 @@
+package state
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	sqlPutImage = `INSERT INTO images (name, image) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET image = ?2`
+	sqlImage    = `SELECT image FROM images WHERE name = ?`
+	sqlImages   = `SELECT image FROM images ORDER BY name`
+	sqlUser     = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
+
+	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
+		ON CONFLICT (sandbox, number) DO UPDATE SET process = ?3, tail = coalesce(?4, tail)`
+	sqlProcesses = `SELECT process, tail FROM processes WHERE sandbox = ? ORDER BY number`
+)
+
+// PutImage adds an image or replaces the one of its name.
+func (d *DB) PutImage(ctx context.Context, img sandbox.Image) error {
+	if err := sandbox.ValidateImageName(img.Name); err != nil {
+		return err
+	}
+	data, err := toJSON(img)
+	if err != nil {
+		return err
+	}
+	return d.write(ctx, func(ctx context.Context, t *tx) error {
+		_, err := t.stmt(ctx, sqlPutImage).ExecContext(ctx, img.Name, data)
+		return err
+	})
+}
+
+// Image returns the image of a name. ErrNotFound.
+func (d *DB) Image(ctx context.Context, name string) (sandbox.Image, error) {
+	img, err := scanImage(d.reads[sqlImage].QueryRowContext(ctx, name))
+	if errors.Is(err, sql.ErrNoRows) {
+		return img, imageNotFound(name)
+	}
+	return img, translate(err)
+}
+
+// Images returns every image in the order of the names.
+func (d *DB) Images(ctx context.Context) ([]sandbox.Image, error) {
+	return collect(ctx, d.reads[sqlImages], scanImage)
+}
+
+// DeleteImage forgets an image. ErrConflict with code image_in_use while a
+// living sandbox was made of it, ErrNotFound.
+func (d *DB) DeleteImage(ctx context.Context, name string) error {
+	return d.write(ctx, func(ctx context.Context, t *tx) error {
+		var user string
+		err := t.QueryRowContext(ctx, sqlUser, name).Scan(&user)
+		if err == nil {
+			return sandbox.Errorf(sandbox.ErrConflict, "image_in_use", "image %s is used by sandbox %s: remove that first", name, user)
+		}
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		res, err := t.ExecContext(ctx, `DELETE FROM images WHERE name = ?`, name)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 {
+			return errors.Join(err, imageNotFound(name))
+		}
+		return nil
+	})
+}
+
+func imageNotFound(name string) error {
+	return sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %.80q", name)
+}
+
+func scanImage(s scanner) (img sandbox.Image, err error) {
+	var data []byte
+	if err := s.Scan(&data); err != nil {
+		return img, err
+	}
+	if err := json.Unmarshal(data, &img); err != nil {
+		return img, fmt.Errorf("reading an image: %w", err)
+	}
+	return img, nil
+}
+
+// ProcessRecord is a process as it is remembered after its sandbox is gone.
+type ProcessRecord struct {
+	sandbox.Process
+	Tail []byte // the end of its output, at most 64 KiB
+}
+
+// PutProcess keeps a process's record and the last 64 KiB of tail, replacing
+// what was kept of it; a nil tail leaves the one that is kept. ErrConflict
+// where the sandbox has no record itself.
+func (d *DB) PutProcess(ctx context.Context, id sandbox.ID, p sandbox.Process, output []byte) error {
+	digits, ok := strings.CutPrefix(string(p.ID), "p")
+	number, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil || !ok {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_id", "%.40q is not a process id", p.ID)
+	}
+	data, err := toJSON(p)
+	if err != nil {
+		return err
+	}
+	var kept any // nil, not an empty blob, where there is no tail
+	if output != nil {
+		kept = tail(output)
+	}
+	return d.write(ctx, func(ctx context.Context, t *tx) error {
+		_, err := t.stmt(ctx, sqlPutProcess).ExecContext(ctx, string(id), int64(number), data, kept)
+		return err
+	})
+}
+
+// Processes returns what is kept of a sandbox's processes, in the order of
+// their ids.
+func (d *DB) Processes(ctx context.Context, id sandbox.ID) ([]ProcessRecord, error) {
+	return collect(ctx, d.reads[sqlProcesses], scanProcess, string(id))
+}
+
+func scanProcess(s scanner) (r ProcessRecord, err error) {
+	var data []byte
+	if err := s.Scan(&data, &r.Tail); err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(data, &r.Process); err != nil {
+		return r, fmt.Errorf("reading a process: %w", err)
+	}
+	return r, nil
+}
+
+// writeStatements lists what the writer has prepared.
+func writeStatements() []string {
+	return []string{
+		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlLease, sqlRelease, sqlInsertSandbox, sqlInsertKey,
+		sqlSandbox, sqlUpdate, sqlInsertEvent, sqlPutImage, sqlPutProcess,
+	}
+}
+
+// readStatements lists what the readers have prepared.
+func readStatements() []string {
+	return []string{
+		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlProcesses,
+	}
+}
