@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -39,9 +40,10 @@ type Host struct {
 	reap  *reaper
 	mtu   int
 
-	mu      sync.Mutex
-	known   map[sandbox.ID]linkPlan // what the sets should hold
-	uplinks map[string]bool         // interfaces we made forward
+	mu       sync.Mutex
+	known    map[sandbox.ID]linkPlan // what the sets should hold
+	uplinks  map[string]bool         // interfaces we made forward
+	uplinkAt time.Time               // when the uplink was last looked at
 }
 
 // Attachment is a sandbox as this package knows it.
@@ -60,6 +62,9 @@ type Attachment struct {
 // Errors are of class ErrInvalid (pool), ErrConflict (the pool overlaps a
 // network of the host) or ErrUnsupported (no nf_tables).
 func Open(ctx context.Context, cfg Config) (*Host, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if !cfg.Pool.IsValid() {
 		cfg.Pool = DefaultPool
 	}
@@ -76,8 +81,11 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if err := h.open(cfg); err != nil {
 		return nil, errors.Join(err, h.Close())
 	}
-	h.reap = startReaper(h)
-	return h, ctx.Err()
+	var err error
+	if h.reap, err = startReaper(h); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
 }
 
 func checkConfig(cfg Config) error {
@@ -115,6 +123,7 @@ func (h *Host) open(cfg Config) error {
 	for _, key := range uplinks {
 		h.uplinks[unix.ByteSliceToString(key)] = true
 	}
+	h.mtu = h.uplinkMTU()
 	// The gateway's address makes host and sandbox speak with each other by
 	// one source the sandbox may know, not by an address of the host's. It is
 	// on loopback, in host scope: never chosen for anything else.

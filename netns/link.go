@@ -62,6 +62,7 @@ func prepareInside(h *netlink.Handle) error {
 // plug makes the link of a sandbox, both ends, or completes one that an
 // earlier plug left half made.
 func (h *Host) plug(ns *os.File, w wire) error {
+	var outer int
 	err := linux.InNetNS(ns, func() error {
 		inside, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
@@ -71,21 +72,21 @@ func (h *Host) plug(ns *os.File, w wire) error {
 		if err := prepareInside(inside); err != nil {
 			return err
 		}
-		index, err := h.makePair(inside, ns, w)
-		if err != nil {
+		var inner int
+		if outer, inner, err = h.makePair(inside, ns, w); err != nil {
 			return err
 		}
-		return configureInside(inside, index, w)
+		return configureInside(inside, inner, w)
 	})
 	if err != nil {
 		return err
 	}
-	return h.configureOutside(w)
+	return h.configureOutside(outer, w)
 }
 
 // makePair makes the pair with the peer already inside (moving it there later
-// would cost an RCU grace period) and returns the peer's index.
-func (h *Host) makePair(inside *netlink.Handle, ns *os.File, w wire) (int, error) {
+// would cost an RCU grace period) and returns the indices of both ends.
+func (h *Host) makePair(inside *netlink.Handle, ns *os.File, w wire) (outer, inner int, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = w.name, w.host, w.mtu
 	// One queue each way: the default is one for each possible cpu.
@@ -95,41 +96,42 @@ func (h *Host) makePair(inside *netlink.Handle, ns *os.File, w wire) (int, error
 		PeerNumTxQueues: 1, PeerNumRxQueues: 1, PeerMTU: uint32(w.mtu),
 		PeerNamespace: netlink.NsFd(int(ns.Fd())),
 	}
-	err := h.route.LinkAdd(pair)
+	err = h.route.LinkAdd(pair) // learns the outer index too
 	if errors.Is(err, unix.EEXIST) {
-		if index, ok := h.samePair(inside, w); ok {
-			return index, nil
+		if outer, inner, ok := h.samePair(inside, w); ok {
+			return outer, inner, nil
 		}
 		// The link of an earlier life of this sandbox, whose namespace is
 		// still being dismantled: only now is waiting for it unavoidable.
 		if err := h.deleteLink(w.name); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
+		pair.Index = 0
 		err = h.route.LinkAdd(pair)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("making link %s: %w", w.name, err)
+		return 0, 0, fmt.Errorf("making link %s: %w", w.name, err)
 	}
 	peer, err := inside.LinkByName(guestLink)
 	if err != nil {
-		return 0, fmt.Errorf("finding %s inside: %w", guestLink, err)
+		return 0, 0, fmt.Errorf("finding %s inside: %w", guestLink, err)
 	}
-	return peer.Attrs().Index, nil
+	return pair.Index, peer.Attrs().Index, nil
 }
 
-// samePair reports whether the existing host link w.name and the eth0 of this
-// namespace are the two ends of one pair, and the latter's index.
-func (h *Host) samePair(inside *netlink.Handle, w wire) (int, bool) {
-	outer, err := h.route.LinkByName(w.name)
+// samePair returns the indices of the existing host link w.name and of the
+// eth0 of this namespace, if they are the two ends of one pair.
+func (h *Host) samePair(inside *netlink.Handle, w wire) (outer, inner int, ok bool) {
+	link, err := h.route.LinkByName(w.name)
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	peer, err := inside.LinkByName(guestLink)
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
-	o, p := outer.Attrs(), peer.Attrs()
-	return p.Index, o.ParentIndex == p.Index && p.ParentIndex == o.Index &&
+	o, p := link.Attrs(), peer.Attrs()
+	return o.Index, p.Index, o.ParentIndex == p.Index && p.ParentIndex == o.Index &&
 		o.HardwareAddr.String() == w.host.String() && p.HardwareAddr.String() == w.guest.String()
 }
 
@@ -153,12 +155,7 @@ func configureInside(inside *netlink.Handle, index int, w wire) error {
 }
 
 // configureOutside raises the host's end and routes the sandbox's address to it.
-func (h *Host) configureOutside(w wire) error {
-	link, err := h.route.LinkByName(w.name)
-	if err != nil {
-		return fmt.Errorf("finding link %s: %w", w.name, err)
-	}
-	index := link.Attrs().Index
+func (h *Host) configureOutside(index int, w wire) error {
 	if err := writeSysctl(filepath.Join("net/ipv6/conf", w.name, "disable_ipv6"), "1"); err != nil {
 		return err
 	}

@@ -25,6 +25,10 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+// deniedWait is how long a probe that must not be answered waits; a permitted
+// one answers in well under a millisecond, and every probe has its control.
+const deniedWait = 250 * time.Millisecond
+
 const insideEnv = "SANDBOXD_TEST_OWN_NETNS"
 
 // TestMain runs every test in a network namespace of the test's own, so that
@@ -167,14 +171,19 @@ func serveTCP(l net.Listener) {
 	}
 }
 
+// serveUDP echoes, and answers "?" with the caller's address.
 func serveUDP(c net.PacketConn) {
 	buf := make([]byte, 2048)
 	for {
-		_, from, err := c.ReadFrom(buf)
+		n, from, err := c.ReadFrom(buf)
 		if err != nil {
 			return
 		}
-		_, _ = c.WriteTo([]byte(from.String()+"\n"), from)
+		answer := buf[:n]
+		if string(answer) == "?" {
+			answer = []byte(from.String())
+		}
+		_, _ = c.WriteTo(answer, from)
 	}
 }
 
@@ -230,11 +239,11 @@ func (b *box) kill() {
 	_ = b.cmd.Wait()
 }
 
-// dial connects from ns and returns what the other side said.
-func dial(ns *os.File, network, addr string) (string, error) {
+// dial connects from ns and returns what the other side said within wait.
+func dial(ns *os.File, network, addr string, wait time.Duration) (string, error) {
 	var said string
 	err := linux.InNetNS(ns, func() error {
-		c, err := (&net.Dialer{Timeout: time.Second}).Dial(network, addr)
+		c, err := (&net.Dialer{Timeout: wait}).Dial(network, addr)
 		if err != nil {
 			return err
 		}
@@ -244,9 +253,8 @@ func dial(ns *os.File, network, addr string) (string, error) {
 				return err
 			}
 		}
-		must := c.SetReadDeadline(time.Now().Add(time.Second))
-		if must != nil {
-			return must
+		if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
+			return err
 		}
 		buf := make([]byte, 200)
 		n, err := c.Read(buf)
@@ -258,7 +266,7 @@ func dial(ns *os.File, network, addr string) (string, error) {
 
 func reaches(t testing.TB, b *box, network, addr string) string {
 	t.Helper()
-	said, err := dial(b.NetNS, network, addr)
+	said, err := dial(b.NetNS, network, addr, 5*time.Second)
 	if err != nil {
 		t.Errorf("%s %s from the sandbox: %v; want an answer", network, addr, err)
 	}
@@ -267,7 +275,7 @@ func reaches(t testing.TB, b *box, network, addr string) string {
 
 func denied(t testing.TB, b *box, network, addr string) {
 	t.Helper()
-	if said, err := dial(b.NetNS, network, addr); err == nil {
+	if said, err := dial(b.NetNS, network, addr, deniedWait); err == nil {
 		t.Errorf("%s %s from the sandbox answered %q; want it denied", network, addr, said)
 	}
 }
@@ -310,29 +318,4 @@ func readSysctl(t testing.TB, name string) string {
 	b, err := os.ReadFile(filepath.Join("/proc/sys", name))
 	must(t, err)
 	return strings.TrimSpace(string(b))
-}
-
-func TestOpenReachesThePublicInternetOnly(t *testing.T) {
-	newWorld(t)
-	h := openHost(t, Config{})
-	b := newBox(t, 5, sandbox.NetworkOpen)
-	addr := attach(t, h, b)
-
-	if from := reaches(t, b, "tcp4", publicAddr+":80"); !strings.HasPrefix(from, hostAddr+":") {
-		t.Errorf("the internet saw %q, want the host's address %s", from, hostAddr)
-	}
-	reaches(t, b, "udp4", publicAddr+":53")
-	reaches(t, b, "tcp4", internetAddr+":80")
-	for _, a := range beyond {
-		denied(t, b, "tcp4", a+":80")
-		denied(t, b, "udp4", a+":99")
-	}
-	// Control: the same probes pass once the ranges are no longer closed.
-	h.table.conn.FlushSet(setPlan{name: setPrivate}.kernel())
-	must(t, h.table.conn.Flush())
-	for _, a := range beyond {
-		reaches(t, b, "tcp4", a+":80")
-		reaches(t, b, "udp4", a+":99")
-	}
-	_ = addr
 }

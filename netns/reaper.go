@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -20,10 +21,11 @@ const (
 // sandbox. Links are known by index, so that a new link of the same name is
 // safe from it.
 type reaper struct {
-	host *Host
-	quit chan struct{}
-	wake chan struct{}
-	done sync.WaitGroup
+	host  *Host
+	route *netlink.Handle
+	quit  chan struct{}
+	wake  chan struct{}
+	done  sync.WaitGroup
 
 	flush sync.Mutex // held while tracked connections are being dropped
 
@@ -37,18 +39,24 @@ type grave struct {
 	since time.Time
 }
 
-func startReaper(h *Host) *reaper {
+func startReaper(h *Host) (*reaper, error) {
+	// Its own socket: what it asks never holds up a request.
+	route, err := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
 	r := &reaper{
-		host: h, quit: make(chan struct{}), wake: make(chan struct{}, 1),
+		host: h, route: route, quit: make(chan struct{}), wake: make(chan struct{}, 1),
 		graves: map[int]grave{}, stale: map[netip.Addr]bool{},
 	}
 	r.done.Go(r.run)
-	return r
+	return r, nil
 }
 
 func (r *reaper) stop() {
 	close(r.quit)
 	r.done.Wait()
+	r.route.Close()
 }
 
 // bury notes a link that should vanish and an address that is free again.
@@ -84,16 +92,22 @@ func (r *reaper) settle(l linkPlan) {
 func (r *reaper) run() {
 	tick := time.NewTimer(restTick)
 	defer tick.Stop()
+	next := restTick
 	for {
 		select {
 		case <-r.quit:
 			return
 		case <-r.wake:
+			if next == restTick { // soon, but with what else ends meanwhile
+				next = reapTick
+				tick.Reset(next)
+			}
+			continue
 		case <-tick.C:
-			r.host.check()
 		}
+		r.host.check()
 		r.dropConnections()
-		next := restTick
+		next = restTick
 		if r.dig() > 0 {
 			next = reapTick
 		}
@@ -114,7 +128,7 @@ func (r *reaper) dropConnections() {
 	if len(stale) == 0 {
 		return
 	}
-	if _, err := r.host.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, connectionsOf(stale)); err != nil {
+	if _, err := r.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, connectionsOf(stale)); err != nil {
 		r.host.log.Warn("dropping tracked connections of removed sandboxes", "error", err)
 		r.mu.Lock()
 		for a := range stale {
@@ -142,14 +156,14 @@ func (r *reaper) dig() int {
 	}
 	r.mu.Unlock()
 	for index, g := range old {
-		link, err := r.host.route.LinkByIndex(index)
+		link, err := r.route.LinkByIndex(index)
 		switch {
 		case isNoLink(err), err == nil && link.Attrs().Name != g.name:
 			r.unbury(index)
 		case err != nil:
 			r.host.log.Warn("looking for the link of a removed sandbox", "link", g.name, "error", err)
 		case time.Since(g.since) > reapWait:
-			if err := r.host.route.LinkDel(link); err != nil && !isNoLink(err) {
+			if err := r.route.LinkDel(link); err != nil && !isNoLink(err) {
 				r.host.log.Warn("deleting the link of a removed sandbox; will try again", "link", g.name, "error", err)
 				continue
 			}

@@ -148,5 +148,5 @@ func (h *Host) checkUplinks() error {
 	if !open {
 		return nil
 	}
-	return h.forwardUplink()
+	return h.forwardUplinkNow()
 }

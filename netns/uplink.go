@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,10 +21,27 @@ import (
 var probe = netip.MustParseAddr("198.41.0.4")
 
 // forwardUplink makes the interface that leads to the internet forward, if it
-// does not yet: answers come in there. The global switch stays as it is. So
+// has not in the last moments: answers come in there. The global switch stays as it is. So
 // that the host does not become a router for its neighbours by this, the rules
 // drop what comes in there for anyone but sandboxes. No route is no error.
 func (h *Host) forwardUplink() error {
+	h.mu.Lock()
+	fresh := time.Since(h.uplinkAt) < restTick
+	h.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	if err := h.forwardUplinkNow(); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.uplinkAt = time.Now()
+	h.mu.Unlock()
+	return nil
+}
+
+// forwardUplinkNow does it without regard to when it was last done.
+func (h *Host) forwardUplinkNow() error {
 	routes, err := h.route.RouteGet(probe.AsSlice())
 	if err != nil || len(routes) == 0 {
 		if err == nil || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETDOWN) {
@@ -51,7 +69,24 @@ func (h *Host) forwardUplink() error {
 	return writeSysctl(filepath.Join("net/ipv4/conf", name, "forwarding"), "1")
 }
 
-func forwarding(link string) bool { return sysctlOn(filepath.Join("net/ipv4/conf", link, "forwarding")) }
+// uplinkMTU returns the size of packets sandboxes may send: the uplink's, so
+// that tunnels and clouds with less than 1500 need no path discovery.
+func (h *Host) uplinkMTU() int {
+	const usual, least = 1500, 576 // Ethernet's; every IPv4 host's (RFC 791)
+	routes, err := h.route.RouteGet(probe.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return usual
+	}
+	link, err := h.route.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return usual
+	}
+	return max(least, min(usual, link.Attrs().MTU))
+}
+
+func forwarding(link string) bool {
+	return sysctlOn(filepath.Join("net/ipv4/conf", link, "forwarding"))
+}
 
 func sysctlOn(name string) bool {
 	b, err := os.ReadFile(filepath.Join("/proc/sys", name))

@@ -1,0 +1,340 @@
+//go:build root
+
+package netns
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// snapshot is all that Host keeps in the kernel, as lines.
+func snapshot(t testing.TB, h *Host) []string {
+	t.Helper()
+	var out []string
+	for _, s := range h.table.plan.sets {
+		keys, err := h.table.keys(s.name)
+		must(t, err)
+		for _, k := range keys {
+			out = append(out, fmt.Sprintf("%s %q", s.name, k))
+		}
+	}
+	for _, c := range h.table.plan.chains {
+		rules, err := h.table.conn.GetRules(kernelTable(), c.kernel(kernelTable()))
+		must(t, err)
+		for _, r := range rules {
+			out = append(out, fmt.Sprintf("rule %s %d", c.name, r.Handle))
+		}
+	}
+	links, err := netlink.LinkList()
+	must(t, err)
+	for _, l := range links {
+		out = append(out, fmt.Sprintf("link %s %d %s", l.Attrs().Name, l.Attrs().Index, l.Attrs().Flags))
+	}
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	must(t, err)
+	for _, r := range routes {
+		out = append(out, "route "+r.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+// leftovers lists what single sandboxes have in the sets and as links.
+func leftovers(t testing.TB, h *Host) []string {
+	t.Helper()
+	return slices.DeleteFunc(snapshot(t, h), func(s string) bool {
+		return strings.HasPrefix(s, "rule ") || !strings.Contains(s, linkPrefix)
+	})
+}
+
+func TestAttachIsIdempotent(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 20, sandbox.NetworkOpen)
+	attach(t, h, b)
+	before := snapshot(t, h)
+	attach(t, h, b)
+	if d := cmp.Diff(before, snapshot(t, h)); d != "" {
+		t.Errorf("the second Attach changed:\n%s", d)
+	}
+	// Half made: the inner side lost its route and address.
+	must(t, linux.InNetNS(b.NetNS, func() error {
+		l, err := netlink.LinkByName(guestLink)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(l)
+	}))
+	denied(t, b, "tcp4", publicAddr+":80")
+	attach(t, h, b)
+	reaches(t, b, "tcp4", publicAddr+":80")
+}
+
+func TestManyComeAndGo(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 50 {
+				slot := w*50 + i
+				mode := sandbox.NetworkOpen
+				if i%5 == 0 {
+					mode = sandbox.NetworkOff
+				}
+				b := newBox(t, slot, mode)
+				if err := h.Attach(t.Context(), b.Attachment); err != nil {
+					t.Errorf("attaching %d: %v", slot, err)
+				}
+				b.kill()
+				if err := h.Detach(t.Context(), b.ID, slot); err != nil {
+					t.Errorf("detaching %d: %v", slot, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "no link, element or route of 200 sandboxes left", func() bool { return len(leftovers(t, h)) == 0 })
+}
+
+func TestDetach(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	never := sandbox.NewID()
+	must(t, h.Detach(t.Context(), never, 30))
+
+	b := newBox(t, 30, sandbox.NetworkOpen)
+	attach(t, h, b)
+	reaches(t, b, "tcp4", publicAddr+":80")
+	must(t, h.Detach(t.Context(), b.ID, b.Slot))
+	denied(t, b, "tcp4", publicAddr+":80")
+	must(t, h.Detach(t.Context(), b.ID, b.Slot))
+	if _, _, _, known, err := h.Counters(b.ID, b.Slot); known || err != nil {
+		t.Errorf("counters after Detach: known %v, %v", known, err)
+	}
+	// Somebody keeps the namespace alive: the link must go nevertheless.
+	eventually(t, "the link deleted in the background", func() bool { return len(leftovers(t, h)) == 0 })
+}
+
+// TestSameSandboxAgain: a stopped sandbox starts in a new namespace while the
+// link of the old one is still there.
+func TestSameSandboxAgain(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	old := newBox(t, 31, sandbox.NetworkOpen)
+	attach(t, h, old)
+	must(t, h.Detach(t.Context(), old.ID, old.Slot))
+	b := newBox(t, 31, sandbox.NetworkOpen)
+	b.ID = old.ID
+	attach(t, h, b)
+	reaches(t, b, "tcp4", publicAddr+":80")
+	index := linkIndex(t, linkName(b.ID))
+	eventually(t, "the old link forgotten", func() bool {
+		h.reap.mu.Lock()
+		defer h.reap.mu.Unlock()
+		return len(h.reap.graves) == 0
+	})
+	if now := linkIndex(t, linkName(b.ID)); now != index {
+		t.Errorf("the new link %d was replaced by %d", index, now)
+	}
+	reaches(t, b, "tcp4", publicAddr+":80")
+}
+
+// TestAddressIsCleanForTheNextUser: tracked connections of one user of an
+// address must not let packets in to the next.
+func TestAddressIsCleanForTheNextUser(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	first := newBox(t, 32, sandbox.NetworkOpen)
+	addr := attach(t, h, first)
+	reaches(t, first, "udp4", publicAddr+":99")
+	tracked := func() int {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		must(t, err)
+		n := 0
+		for _, f := range flows {
+			if f.Forward.SrcIP.Equal(addr.AsSlice()) {
+				n++
+			}
+		}
+		return n
+	}
+	if tracked() == 0 {
+		t.Fatal("control: the connection is not tracked")
+	}
+	must(t, h.Detach(t.Context(), first.ID, first.Slot))
+	next := newBox(t, 32, sandbox.NetworkOpen)
+	attach(t, h, next)
+	if n := tracked(); n != 0 {
+		t.Errorf("%d tracked connections of the first user left", n)
+	}
+}
+
+func TestCountersAddUp(t *testing.T) {
+	newWorld(t)
+	h, err := Open(t.Context(), Config{})
+	must(t, err)
+	b := newBox(t, 33, sandbox.NetworkOpen)
+	attach(t, h, b)
+	const packets, size = 20, 1000
+	echo := func() {
+		var c net.Conn
+		must(t, linux.InNetNS(b.NetNS, func() (err error) {
+			c, err = net.Dial("udp4", publicAddr+":99")
+			return err
+		}))
+		defer c.Close()
+		for range packets {
+			_, err := c.Write(make([]byte, size))
+			must(t, err)
+			must(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+			_, err = c.Read(make([]byte, size))
+			must(t, err)
+		}
+	}
+	check := func(when string, rounds uint64, wantDropped uint64) {
+		t.Helper()
+		want := rounds * packets * (size + 28) // with IP and UDP headers
+		rx, tx, dropped, known, err := h.Counters(b.ID, b.Slot)
+		if err != nil || !known || rx != want || tx != want || dropped != wantDropped {
+			t.Errorf("%s: rx %d tx %d dropped %d known %v, %v; want %d bytes each way and %d dropped", when, rx, tx, dropped, known, err, want, wantDropped)
+		}
+	}
+	check("at first", 0, 0)
+	echo()
+	check("after one round", 1, 0)
+	_, _ = dial(b.NetNS, "udp4", privateAddr+":99", deniedWait)
+	// The rejection itself comes from the host and is received: read anew.
+	rx0, _, dropped, _, err := h.Counters(b.ID, b.Slot)
+	must(t, err)
+	if dropped != 1 {
+		t.Errorf("dropped %d after one denied packet", dropped)
+	}
+	// A daemon's restart keeps them.
+	must(t, h.Close())
+	h = openHost(t, Config{})
+	must(t, h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}))
+	rx1, tx1, _, known, err := h.Counters(b.ID, b.Slot)
+	if err != nil || !known || rx1 != rx0 || tx1 != packets*(size+28) {
+		t.Errorf("after a restart: rx %d (was %d) tx %d known %v, %v", rx1, rx0, tx1, known, err)
+	}
+	echo()
+	if rx2, tx2, _, _, err := h.Counters(b.ID, b.Slot); err != nil || rx2 != rx1+packets*(size+28) || tx2 != tx1+packets*(size+28) {
+		t.Errorf("after a restart and a round: rx %d tx %d, %v", rx2, tx2, err)
+	}
+}
+
+func TestRecover(t *testing.T) {
+	newWorld(t)
+	h, err := Open(t.Context(), Config{})
+	must(t, err)
+	kept, off, lost := newBox(t, 40, sandbox.NetworkOpen), newBox(t, 41, sandbox.NetworkOff), newBox(t, 42, sandbox.NetworkOpen)
+	for _, b := range []*box{kept, off, lost} {
+		attach(t, h, b)
+	}
+	must(t, h.Close())
+	reaches(t, kept, "tcp4", publicAddr+":80") // without a daemon
+
+	h = openHost(t, Config{})
+	reaches(t, kept, "tcp4", publicAddr+":80") // before Recover
+	keep := map[sandbox.ID]Attachment{kept.ID: kept.Attachment, off.ID: off.Attachment}
+	must(t, h.Recover(t.Context(), keep))
+	reaches(t, kept, "tcp4", publicAddr+":80")
+	denied(t, lost, "tcp4", publicAddr+":80")
+	for _, s := range leftovers(t, h) {
+		if strings.Contains(s, string(lost.ID)) {
+			t.Errorf("left of the lost sandbox: %s", s)
+		}
+	}
+	before := snapshot(t, h)
+	must(t, h.Recover(t.Context(), keep))
+	if d := cmp.Diff(before, snapshot(t, h)); d != "" {
+		t.Errorf("the second Recover changed:\n%s", d)
+	}
+	// Damage: the kept one's elements and link are gone.
+	must(t, h.deleteLink(linkName(kept.ID)))
+	must(t, h.table.apply(planRecovery(nil, map[string][][]byte{setOpen: {linkKey(linkName(kept.ID))}})))
+	denied(t, kept, "tcp4", publicAddr+":80")
+	must(t, h.Recover(t.Context(), keep))
+	reaches(t, kept, "tcp4", publicAddr+":80")
+}
+
+// TestFlushedRulesComeBack: somebody runs `nft flush ruleset`.
+func TestFlushedRulesComeBack(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	a, b := newBox(t, 43, sandbox.NetworkOpen), newBox(t, 44, sandbox.NetworkOpen)
+	attach(t, h, a)
+	h.table.conn.FlushRuleset()
+	must(t, h.table.conn.Flush())
+	attach(t, h, b) // a change finds out at once
+	reaches(t, a, "tcp4", publicAddr+":80")
+	reaches(t, b, "tcp4", publicAddr+":80")
+	denied(t, a, "tcp4", metadataAddr+":80")
+	h.table.conn.FlushRuleset()
+	must(t, h.table.conn.Flush())
+	eventually(t, "the table made again without any change", func() bool {
+		ok, err := h.table.present()
+		must(t, err)
+		return ok
+	})
+	eventually(t, "the sandbox connected again", func() bool {
+		_, err := dial(a.NetNS, "tcp4", publicAddr+":80", deniedWait)
+		return err == nil
+	})
+	denied(t, a, "tcp4", metadataAddr+":80")
+}
+
+func TestTooManyConnections(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 45, sandbox.NetworkOpen)
+	addr := attach(t, h, b)
+	dst := netipAddr(publicAddr)
+	p := packet(addr, dst, 99, "?")
+	must(t, linux.InNetNS(b.NetNS, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for port := range flowsPerSandbox + 100 {
+			p[20], p[21] = byte((port+1024)>>8), byte(port+1024)
+			if err := unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: dst.As4()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	eventually(t, "connections over the bound refused", func() bool {
+		_, _, dropped, _, err := h.Counters(b.ID, b.Slot)
+		must(t, err)
+		return dropped >= 50
+	})
+	denied(t, b, "udp4", publicAddr+":99")
+	other := newBox(t, 46, sandbox.NetworkOpen)
+	attach(t, h, other)
+	reaches(t, other, "udp4", publicAddr+":99") // control: the bound is each sandbox's own
+}
+
+func TestPoolMustNotShadowTheHost(t *testing.T) {
+	newWorld(t)
+	addAddr(t, uplink, "10.213.4.1/24")
+	_, err := Open(t.Context(), Config{})
+	if sandbox.ClassOf(err) != sandbox.ErrConflict {
+		t.Errorf("overlapping pool: %v, want a conflict", err)
+	}
+	openHost(t, Config{Pool: prefix("10.214.0.0/16")}) // control
+}
