@@ -30,8 +30,9 @@ func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
 		return err
 	}
 	if err := t.apply(dir, planLimits(l, cpus, t.devices(), t.controllers)); err != nil {
-		if errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOENT) {
-			return sandbox.Errorf(sandbox.ErrUnsupported, "io_device", "limiting %s: %w; io.max takes whole disks only", id, err)
+		// ENODEV is also what a cgroup answers that is being removed.
+		if _, alive := read(dir, "cgroup.events"); errors.Is(err, unix.ENODEV) && alive == nil {
+			return sandbox.Errorf(sandbox.ErrUnsupported, "io_device", "limiting %s: %w: io.max takes whole disks only", id, err)
 		}
 		return fmt.Errorf("limiting %s: %w", id, notFound(id, err))
 	}

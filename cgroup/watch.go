@@ -56,7 +56,6 @@ type Watcher struct {
 type watch struct {
 	descriptors []int32
 	dirty       bool
-	added       bool // Add has happened and its state was not told yet
 	oomKills    uint64
 	workLives   bool
 	lives       bool
@@ -103,7 +102,7 @@ func (w *Watcher) Add(id sandbox.ID) error {
 	if w.watched[id] != nil {
 		return nil
 	}
-	s := &watch{dirty: true, added: true, lives: true}
+	s := &watch{dirty: true, lives: true}
 	for _, f := range files {
 		wd, err := unix.InotifyAddWatch(w.fd, filepath.Join(dir, f), unix.IN_MODIFY)
 		if err != nil {
@@ -264,6 +263,6 @@ func (w *Watcher) look(id sandbox.ID) []Event {
 	if s.lives && !lives {
 		events = append(events, Event{ID: id, Kind: EventEmpty})
 	}
-	s.workLives, s.lives, s.added = workLives, lives, false
+	s.workLives, s.lives = workLives, lives
 	return events
 }
