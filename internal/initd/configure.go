@@ -1,0 +1,273 @@
+package initd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// switchPatience is how long old processes and file work may take to end
+// before a root switch gives up.
+const switchPatience = 10 * time.Second
+
+// namespaceLimits are set to 0: no namespace of any kind can be made inside.
+// Only the first matters to a process without CAP_SYS_ADMIN; it must exist.
+var namespaceLimits = []string{
+	"max_user_namespaces", "max_mnt_namespaces", "max_pid_namespaces", "max_net_namespaces",
+	"max_ipc_namespaces", "max_uts_namespaces", "max_cgroup_namespaces", "max_time_namespaces",
+}
+
+// configure takes a whole configuration and, if one comes along, a new root.
+// Repeating it is safe: settings are replaced, and a root switch ends every
+// process of the root before it.
+func (s *Server) configure(c *conn, a initproto.Configure) error {
+	began := time.Now()
+	var done initproto.Configured
+	work, root, extra, err := takeConfigureFDs(c, a)
+	if err != nil {
+		return err
+	}
+	defer closeAll(append(extra, root)...)
+	if _, ok := profiles[a.Capabilities]; !ok {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", a.Capabilities)
+	}
+	unlock, err := s.lockRoot(a.Root, &done)
+	if err != nil {
+		closeAll(work)
+		return err
+	}
+	defer unlock()
+	if work != nil {
+		closeAll(s.cfg.work)
+		s.cfg.work = work
+	}
+	if err := s.applyRoot(a, root, extra, &done); err != nil {
+		return err
+	}
+	if err := s.applySettings(a, &done); err != nil {
+		return err
+	}
+	done.Total = time.Since(began)
+	return c.reply(done)
+}
+
+func takeConfigureFDs(c *conn, a initproto.Configure) (work, root *os.File, extra []*os.File, err error) {
+	defer c.noMoreFDs()
+	if a.Work {
+		if work, err = c.takeFD("work cgroup"); err != nil {
+			return nil, nil, nil, err
+		}
+	}
+	if a.Root {
+		if root, err = c.takeFD("root"); err != nil {
+			closeAll(work)
+			return nil, nil, nil, err
+		}
+	}
+	for _, path := range a.Extra {
+		f, err := c.takeFD("extra mount " + path)
+		if err != nil {
+			closeAll(append(extra, work, root)...)
+			return nil, nil, nil, err
+		}
+		extra = append(extra, f)
+	}
+	if len(extra) > 0 && root == nil {
+		closeAll(append(extra, work)...)
+		return nil, nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "extra mounts come with a new root only")
+	}
+	return work, root, extra, nil
+}
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// lockRoot waits until nothing is at work in the present root. If that is to
+// go, its processes are killed and its connections cut first.
+func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock func(), err error) {
+	if !switching {
+		s.root.Lock()
+		return s.root.Unlock, nil
+	}
+	began := time.Now()
+	deadline := began.Add(switchPatience)
+	locked := make(chan struct{})
+	go func() { s.root.Lock(); close(locked) }()
+	// Readers of the lock that came before us end once their connections do.
+	for waiting := true; waiting; {
+		s.cutBound()
+		select {
+		case <-locked:
+			waiting = false
+		case <-time.After(2 * time.Millisecond):
+			if time.Now().After(deadline) {
+				go func() { <-locked; s.root.Unlock() }()
+				return nil, sandbox.Errorf(sandbox.ErrConflict, "root_busy", "file work in the old root did not end in %s: try again", switchPatience)
+			}
+		}
+	}
+	if err := s.procs.killAll(deadline); err != nil {
+		s.root.Unlock()
+		return nil, err
+	}
+	done.Kill = time.Since(began)
+	return s.root.Unlock, nil
+}
+
+// killAll ends every process of the pid namespace but PID 1, which kill(2)
+// spares, and returns when all are reaped.
+func (t *table) killAll(deadline time.Time) error {
+	for {
+		err := unix.Kill(-1, unix.SIGKILL)
+		if errors.Is(err, unix.ESRCH) {
+			t.mu.Lock()
+			gone := len(t.byPID) == 0
+			if gone {
+				t.sweepLocked()
+			}
+			t.mu.Unlock()
+			if gone {
+				return nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return sandbox.Errorf(sandbox.ErrConflict, "root_busy", "processes of the old root do not die: stop the sandbox instead")
+		}
+		time.Sleep(200 * time.Microsecond) // killed processes need a moment; each round also catches new ones
+	}
+}
+
+func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.File, done *initproto.Configured) error {
+	if !s.cfg.done {
+		if err := closeNamespaces(); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnsupported, "namespaces_open", "forbidding nested namespaces: %w", err)
+		}
+	}
+	began := time.Now()
+	if root != nil {
+		if err := switchRoot(root, extra, a.Extra); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
+		}
+		s.cfg.switches++
+	}
+	done.Switch = time.Since(began)
+	began = time.Now()
+	if a.Hostname != "" {
+		if err := unix.Sethostname([]byte(a.Hostname)); err != nil {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_hostname", "setting host name %.64q: %w", a.Hostname, err)
+		}
+	}
+	if root != nil {
+		if err := writeIdentity(a); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnavailable, "identity_failed", "writing the new root's names: %w", err)
+		}
+	}
+	done.Files = time.Since(began)
+	return nil
+}
+
+// applySettings starts a worker for the new settings and lets the old one go.
+func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured) error {
+	began := time.Now()
+	if len(a.Seccomp) == 0 {
+		a.Seccomp = s.cfg.Seccomp
+	}
+	if a.OpenFiles > 0 {
+		lim := unix.Rlimit{Cur: a.OpenFiles, Max: a.OpenFiles}
+		if err := setOpenFiles(lim); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnsupported, "open_files_failed", "limiting open files to %d: %w", a.OpenFiles, err)
+		}
+	}
+	w, err := startWorker(a.Capabilities, a.Seccomp)
+	if err != nil {
+		return err
+	}
+	if s.cfg.worker != nil {
+		s.cfg.worker.stop()
+	}
+	s.cfg.worker, s.cfg.Configure, s.cfg.done = w, a, true
+	keep := a.KeepEnded
+	if keep <= 0 {
+		keep = defaultKeepEnded
+	}
+	s.procs.mu.Lock()
+	s.procs.keep = min(keep, 4096)
+	s.procs.mu.Unlock()
+	done.Workers = time.Since(began)
+	return nil
+}
+
+// setOpenFiles bounds the descriptors of PID 1 and what it starts. PID 1
+// needs some for itself, so it never goes below ownFiles; there the workload
+// gets a little more than asked for.
+func setOpenFiles(lim unix.Rlimit) error {
+	const ownFiles = 512
+	lim.Cur, lim.Max = max(lim.Cur, ownFiles), max(lim.Max, ownFiles)
+	var now unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
+		return err
+	}
+	// Raising the hard limit takes a right over the host: what was given is the most.
+	lim.Max = min(lim.Max, now.Max)
+	lim.Cur = min(lim.Cur, lim.Max)
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+}
+
+// closeNamespaces writes 0 to the limits of the sandbox's user namespace
+// (namespaces(7)). Where /proc/sys is mounted read-only it is made writable
+// for that moment: the mount is PID 1's own.
+func closeNamespaces() error {
+	const dir = "/proc/sys/user/"
+	write := func(name string) error { return os.WriteFile(dir+name, []byte("0"), 0) }
+	err := write(namespaceLimits[0])
+	if errors.Is(err, unix.EROFS) {
+		if rerr := remount("/proc/sys", 0); rerr != nil {
+			return fmt.Errorf("making /proc/sys writable for a moment: %w", rerr)
+		}
+		defer func() { _ = remount("/proc/sys", unix.MOUNT_ATTR_RDONLY) }()
+		err = write(namespaceLimits[0])
+	}
+	if err != nil {
+		return err
+	}
+	for _, name := range namespaceLimits[1:] {
+		if err := write(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func remount(path string, set uint64) error {
+	attr := unix.MountAttr{Attr_set: set, Attr_clr: unix.MOUNT_ATTR_RDONLY &^ set}
+	return unix.MountSetattr(unix.AT_FDCWD, path, 0, &attr)
+}
+
+// hostsFile returns the content of /etc/hosts where none was given.
+func hostsFile(a initproto.Configure) string {
+	if a.Hosts != "" {
+		return a.Hosts
+	}
+	var b strings.Builder
+	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
+	if a.Hostname != "" {
+		addr := a.Address
+		if addr == "" {
+			addr = "127.0.1.1"
+		}
+		fmt.Fprintf(&b, "%s\t%s\n", addr, a.Hostname)
+	}
+	return b.String()
+}

@@ -1,0 +1,187 @@
+package initd
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// requestDeadline bounds the wait for a connection's first frame.
+const requestDeadline = 10 * time.Second
+
+// conn is one connection of the daemon's. It uses os.File and raw calls: the
+// net package would cost every sandbox memory for nothing.
+type conn struct {
+	f   *os.File
+	raw syscall.RawConn
+	in  *bufio.Reader
+	fds []*os.File // came with the request; whoever takes one sets it nil
+
+	wmu sync.Mutex
+}
+
+func newConn(fd int) (*conn, error) {
+	f := os.NewFile(uintptr(fd), "daemon")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("taking a connection: %w", err)
+	}
+	c := &conn{f: f, raw: raw}
+	c.in = bufio.NewReaderSize(c, 4096)
+	return c, nil
+}
+
+// Read receives bytes, and descriptors up to the bound for one request.
+func (c *conn) Read(p []byte) (int, error) {
+	var n int
+	var err error
+	rerr := c.raw.Read(func(fd uintptr) bool {
+		n, err = c.receive(int(fd), p)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	switch {
+	case rerr != nil:
+		return 0, rerr
+	case err != nil:
+		return 0, err
+	case n == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (c *conn) receive(fd int, p []byte) (int, error) {
+	if cap(c.fds) == 0 && c.fds != nil {
+		n, err := unix.Read(fd, p) // after the request: descriptors are dropped by the kernel
+		return max(n, 0), err
+	}
+	oob := make([]byte, unix.CmsgSpace(4*initproto.MaxFDs))
+	n, oobn, flags, _, err := unix.Recvmsg(fd, p, oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return 0, err
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return 0, fmt.Errorf("reading control data: %w", err)
+	}
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			c.fds = append(c.fds, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	if flags&unix.MSG_CTRUNC != 0 || len(c.fds) > initproto.MaxFDs {
+		return 0, fmt.Errorf("%w: more than %d descriptors", initproto.ErrFrame, initproto.MaxFDs)
+	}
+	return n, nil
+}
+
+// request reads the first frame.
+func (c *conn) request() (initproto.Request, error) {
+	var req initproto.Request
+	_ = c.f.SetReadDeadline(time.Now().Add(requestDeadline))
+	fr, err := initproto.ReadFrame(c.in, initproto.Daemon, nil)
+	if err != nil {
+		return req, err
+	}
+	_ = c.f.SetReadDeadline(time.Time{})
+	if fr.Type != initproto.FrameRequest {
+		return req, fmt.Errorf("%w: first frame of type %#02x", initproto.ErrFrame, byte(fr.Type))
+	}
+	if err := json.Unmarshal(fr.Payload, &req); err != nil {
+		return req, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "request: %w", err)
+	}
+	return req, initproto.CheckVersion("daemon", req.Version)
+}
+
+// takeFD hands over the next descriptor of the request.
+func (c *conn) takeFD(what string) (*os.File, error) {
+	if len(c.fds) == 0 {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "no descriptor came for the %s", what)
+	}
+	f := c.fds[0]
+	c.fds = c.fds[1:]
+	return f, nil
+}
+
+// noMoreFDs closes what nobody took; later ones are refused by the kernel.
+func (c *conn) noMoreFDs() {
+	for _, f := range c.fds {
+		_ = f.Close()
+	}
+	c.fds = make([]*os.File, 0)
+}
+
+func (c *conn) send(t initproto.FrameType, payload []byte) error {
+	b, err := initproto.AppendFrame(make([]byte, 0, initproto.HeaderSize+len(payload)), t, payload)
+	if err != nil {
+		return err
+	}
+	return c.write(b)
+}
+
+// write sends whole frames.
+func (c *conn) write(b []byte) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	_, err := c.f.Write(b)
+	return err
+}
+
+func (c *conn) sendJSON(t initproto.FrameType, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encoding a reply: %w", err)
+	}
+	return c.send(t, b)
+}
+
+func (c *conn) reply(v any) error { return c.sendJSON(initproto.FrameResponse, v) }
+
+func (c *conn) fail(err error) {
+	_ = c.sendJSON(initproto.FrameError, initproto.FromError(err))
+}
+
+// unsent tells how many bytes the other side has not yet read.
+func (c *conn) unsent() int {
+	n := 0
+	_ = c.raw.Control(func(fd uintptr) {
+		n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+	})
+	return n
+}
+
+// shut ends both directions; blocked reads and writes return.
+func (c *conn) shut() {
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+}
+
+func (c *conn) close() {
+	c.noMoreFDs()
+	_ = c.f.Close()
+}
+
+// untilHangup reads and drops what comes until the other side has gone.
+func (c *conn) untilHangup() {
+	var buf [512]byte
+	for {
+		if _, err := initproto.ReadFrame(c.in, initproto.Daemon, buf[:0]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package initd
+
+import (
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// exec starts a process and, if asked, serves its streams on the connection.
+func (s *Server) exec(c *conn, a initproto.Exec) error {
+	p, err := s.start(a.Spec)
+	if err != nil {
+		return err
+	}
+	if !a.Attach {
+		return c.reply(p.record(s.procs))
+	}
+	return s.stream(c, p, 0)
+}
+
+func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	s.root.RLock()
+	defer s.root.RUnlock()
+	cfg, err := s.settingsNow()
+	if err != nil {
+		return nil, err
+	}
+	user := spec.User
+	if user == "" {
+		user = cfg.User
+	}
+	acc, err := lookupUser(user)
+	if err != nil {
+		return nil, err
+	}
+	env := buildEnv(acc, spec, cfg.Env)
+	dir := workDir(spec, cfg.Configure, acc)
+	id := s.procs.newID()
+	p := &process{out: newRing(spec.OutputBytes)}
+	p.rec = sandbox.Process{ID: id, Argv: shortArgv(spec.Argv), User: acc.name, Tag: spec.Tag, TTY: spec.TTY != nil}
+	st, err := openStdio(spec, acc)
+	if err != nil {
+		return nil, err
+	}
+	defer st.closeChild()
+	if cfg.work != nil {
+		if p.group, err = newGroup(cfg.work, string(id)); err != nil {
+			st.closeOurs()
+			return nil, sandbox.Errorf(sandbox.ErrUnavailable, "cgroup_failed", "starting process %s: %w", id, err)
+		}
+	}
+	attr := &syscall.ProcAttr{Dir: dir, Env: envList(env), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
+		Setsid: true, Setctty: spec.TTY != nil,
+		Credential: &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups},
+	}}
+	if p.group != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.fd()
+	}
+	p.rec.StartedAt = time.Now()
+	if err := s.forkAndAdd(cfg.worker, p, st, spec.Argv, env["PATH"], dir, attr); err != nil {
+		if p.group != nil {
+			p.group.remove()
+		}
+		st.closeOurs()
+		p.out.release()
+		if se, ok := errors.AsType[*sandbox.Error](err); ok {
+			return nil, se
+		}
+		return nil, explainExec(err, spec.Argv[0], dir, acc)
+	}
+	p.armTimeout(s.procs, time.Duration(spec.TimeoutSeconds*float64(time.Second)))
+	for i, f := range p.outputs {
+		go p.pump(f, []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}[i])
+	}
+	return p, nil
+}
+
+// forkAndAdd tries every candidate for the program, as execvp(3) does: execve
+// itself, with the user's rights, decides.
+func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, argv []string, pathVar, dir string, attr *syscall.ProcAttr) error {
+	candidates := candidates(argv[0], pathVar, dir)
+	s.procs.forking.RLock()
+	defer s.procs.forking.RUnlock()
+	verdict := error(unix.ENOENT)
+	for i, name := range candidates {
+		if i < len(candidates)-1 && !exists(name) {
+			continue
+		}
+		pid, err := w.fork(name, argv, attr)
+		if err == nil {
+			p.rec.PID = pid
+			p.stdin, p.tty, p.outputs = st.stdin, st.tty, st.outputs
+			// Pumps must be counted before the reaper can see the process.
+			p.pumps.Add(len(p.outputs))
+			s.procs.add(p)
+			return nil
+		}
+		if errors.Is(err, unix.EACCES) || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+			verdict = err
+		}
+		if !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+			return verdict
+		}
+	}
+	return verdict
+}
+
+// candidates lists where a program may be. A name with a slash is itself,
+// and relative to the working directory the child will be in.
+func candidates(name, pathVar, dir string) []string {
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	if pathVar == "" {
+		pathVar = defaultPath
+	}
+	var out []string
+	for d := range strings.SplitSeq(pathVar, ":") {
+		if d == "" || !path.IsAbs(d) {
+			d = path.Join(dir, d)
+		}
+		if c := path.Join(d, name); !slices.Contains(out, c) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// exists only saves forks: it tells by PID 1's own rights whether a try is
+// worth it.
+func exists(name string) bool {
+	var st unix.Stat_t
+	return unix.Stat(name, &st) == nil
+}
+
+// explainExec tells what a failed execve meant. The working directory is
+// looked at first: the child enters it, as the user, before the program.
+func explainExec(err error, name, dir string, acc account) error {
+	if derr := asUser(acc, nil, func() error { return unix.Access(dir, unix.X_OK) }); derr != nil {
+		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q for user %s: %w", dir, acc.name, derr)
+	}
+	var st unix.Stat_t
+	if unix.Stat(dir, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q is not a directory", dir)
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		full := name
+		if strings.Contains(name, "/") && !path.IsAbs(name) {
+			full = path.Join(dir, name)
+		}
+		if strings.Contains(name, "/") && exists(full) {
+			return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q: its interpreter or loader does not exist inside", name)
+		}
+		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_found", "command %.200q is not in the sandbox: check its name and PATH", name)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EISDIR),
+		errors.Is(err, unix.ELOOP), errors.Is(err, unix.ELIBBAD), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG):
+		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q cannot be executed by %s: %w", name, acc.name, err)
+	case errors.Is(err, unix.E2BIG):
+		return sandbox.Errorf(sandbox.ErrTooLarge, "argv_too_large", "command %.200q: arguments and environment are too large together: %w", name, err)
+	case errors.Is(err, unix.EAGAIN):
+		return sandbox.Errorf(sandbox.ErrExhausted, "pids_exhausted", "command %.200q: the sandbox may start no more tasks (limit pids): %w", name, err)
+	case errors.Is(err, unix.ENOMEM):
+		return sandbox.Errorf(sandbox.ErrExhausted, "memory_exhausted", "command %.200q: no memory to start it: %w", name, err)
+	}
+	return sandbox.Errorf(sandbox.ErrUnavailable, "start_failed", "starting command %.200q: %w", name, err)
+}
+
+func workDir(spec sandbox.ProcessSpec, cfg initproto.Configure, acc account) string {
+	switch {
+	case spec.WorkDir != "":
+		return spec.WorkDir
+	case cfg.WorkDir != "":
+		return cfg.WorkDir
+	case exists(acc.home):
+		return acc.home
+	}
+	return "/"
+}
+
+func buildEnv(acc account, spec sandbox.ProcessSpec, shared map[string]string) map[string]string {
+	env := map[string]string{
+		"PATH": defaultPath, "HOME": acc.home, "USER": acc.name, "LOGNAME": acc.name, "SHELL": acc.shell,
+	}
+	if spec.TTY != nil {
+		env["TERM"] = "xterm-256color"
+	}
+	for _, m := range []map[string]string{shared, spec.Env} {
+		for k, v := range m {
+			env[k] = v
+		}
+	}
+	return env
+}
+
+func envList(env map[string]string) []string {
+	out := make([]string, 0, len(env))
+	for k, v := range env {
+		out = append(out, k+"="+v)
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,199 @@
+package initd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	// maxConns bounds the operations under way at once.
+	maxConns = 256
+	// ListenFD is where PID 1 finds its listening socket.
+	ListenFD = 3
+	// tidyAfter is how long nothing must happen before memory is given back.
+	tidyAfter = time.Second
+)
+
+// Server is PID 1's state.
+type Server struct {
+	build string
+	began time.Time
+	procs *table
+	tidy  *time.Timer
+	slots chan struct{}
+
+	// root is held for reading by every operation that touches the user's
+	// root, for writing while a root is switched.
+	root sync.RWMutex
+	cfg  settings
+
+	connMu sync.Mutex
+	conns  map[*conn]bool // true: bound to the present root
+}
+
+// settings is what configure set; guarded by Server.root.
+type settings struct {
+	initproto.Configure
+	done     bool
+	switches int
+	work     *os.File // the work cgroup's directory, or nil
+	worker   *worker
+}
+
+// New returns a server; build names the program's version.
+func New(build string) *Server {
+	s := &Server{
+		build: build, began: time.Now(), procs: newTable(),
+		slots: make(chan struct{}, maxConns), conns: make(map[*conn]bool),
+	}
+	s.tidy = time.AfterFunc(tidyAfter, debug.FreeOSMemory)
+	return s
+}
+
+// Serve takes connections from the listening socket fd and never returns
+// but with an error.
+func (s *Server) Serve(fd int) error {
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return fmt.Errorf("descriptor %d is no listening socket: %w", fd, err)
+	}
+	l := os.NewFile(uintptr(fd), "listener")
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("using the listening socket: %w", err)
+	}
+	go s.procs.reap()
+	for {
+		s.slots <- struct{}{}
+		nfd := -1
+		var aerr error
+		err := raw.Read(func(fd uintptr) bool {
+			nfd, _, aerr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+			return !errors.Is(aerr, unix.EAGAIN)
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for a connection: %w", err)
+		}
+		if aerr != nil {
+			<-s.slots
+			if errors.Is(aerr, unix.EBADF) || errors.Is(aerr, unix.EINVAL) || errors.Is(aerr, unix.ENOTSOCK) {
+				return fmt.Errorf("accepting on descriptor %d: %w", fd, aerr)
+			}
+			if errors.Is(aerr, unix.EMFILE) || errors.Is(aerr, unix.ENFILE) || errors.Is(aerr, unix.ENOMEM) {
+				time.Sleep(10 * time.Millisecond) // nothing to wait on: someone must close first
+			}
+			continue
+		}
+		go s.serve(nfd)
+	}
+}
+
+func (s *Server) serve(fd int) {
+	defer func() { <-s.slots; s.tidy.Reset(tidyAfter) }()
+	c, err := newConn(fd)
+	if err != nil {
+		return
+	}
+	s.connMu.Lock()
+	s.conns[c] = false
+	s.connMu.Unlock()
+	defer func() {
+		s.connMu.Lock()
+		delete(s.conns, c)
+		s.connMu.Unlock()
+		c.close()
+	}()
+	req, err := c.request()
+	if err == nil {
+		err = s.dispatch(c, req)
+	}
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+// dispatch runs one operation. An error it returns is told to the daemon.
+func (s *Server) dispatch(c *conn, req initproto.Request) error {
+	if req.Op == initproto.OpConfigure {
+		return with(req, func(a initproto.Configure) error { return s.configure(c, a) })
+	}
+	c.noMoreFDs()
+	switch req.Op {
+	case initproto.OpPing:
+		return c.reply(s.info())
+	case initproto.OpExec:
+		return with(req, func(a initproto.Exec) error { return s.exec(c, a) })
+	case initproto.OpAttach:
+		return with(req, func(a initproto.Attach) error { return s.attach(c, a) })
+	case initproto.OpSignal, initproto.OpResize, initproto.OpProcess, initproto.OpForget:
+		return with(req, func(a initproto.Target) error { return s.target(c, req.Op, a) })
+	case initproto.OpProcesses:
+		return s.list(c)
+	case initproto.OpEvents:
+		return with(req, func(a initproto.EventsAfter) error { return s.events(c, a) })
+	}
+	if op, ok := fileOps[req.Op]; ok {
+		return with(req, func(a initproto.File) error { return s.file(c, a, op) })
+	}
+	return sandbox.Errorf(sandbox.ErrUnsupported, "unknown_operation", "init does not know the operation %.40q", req.Op)
+}
+
+func with[T any](req initproto.Request, f func(T) error) error {
+	var args T
+	if len(req.Args) > 0 {
+		if err := json.Unmarshal(req.Args, &args); err != nil {
+			return sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "arguments of %s: %w", req.Op, err)
+		}
+	}
+	return f(args)
+}
+
+func (s *Server) info() initproto.Info {
+	s.root.RLock()
+	defer s.root.RUnlock()
+	live, seq := s.procs.summary()
+	return initproto.Info{
+		Version: initproto.Version, Build: s.build, UptimeSecs: time.Since(s.began).Seconds(),
+		Live: live, LastSeq: seq, Configured: s.cfg.done, Switches: s.cfg.switches,
+	}
+}
+
+// bind marks c as at work in the present root, so that a switch ends it.
+func (s *Server) bind(c *conn) {
+	s.connMu.Lock()
+	s.conns[c] = true
+	s.connMu.Unlock()
+}
+
+// cutBound ends every connection at work in the root that is about to go.
+func (s *Server) cutBound() {
+	s.connMu.Lock()
+	for c, bound := range s.conns {
+		if bound {
+			c.shut()
+		}
+	}
+	s.connMu.Unlock()
+}
+
+func errNotConfigured() error {
+	return sandbox.Errorf(sandbox.ErrConflict, "not_configured", "the sandbox has no configuration yet: configure it first")
+}
+
+// settingsNow returns the configuration while s.root is held.
+func (s *Server) settingsNow() (settings, error) {
+	if !s.cfg.done {
+		return settings{}, errNotConfigured()
+	}
+	return s.cfg, nil
+}

@@ -1,0 +1,234 @@
+package initd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	pipeSize   = 1 << 20   // asked for; the kernel may give less
+	pumpBuffer = 256 << 10 // one read's most
+)
+
+// stdio is the plumbing of one process: the child's ends, closed once it is
+// forked, and ours.
+type stdio struct {
+	child   []*os.File // stdin, stdout, stderr
+	stdin   *os.File
+	tty     *os.File
+	outputs []*os.File
+}
+
+func openStdio(spec sandbox.ProcessSpec, acc account) (*stdio, error) {
+	st := &stdio{}
+	var err error
+	if spec.TTY != nil {
+		err = st.openTerminal(*spec.TTY, acc)
+	} else {
+		err = st.openPipes(spec.Stdin)
+	}
+	if err != nil {
+		st.closeChild()
+		st.closeOurs()
+		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "stdio_failed", "opening the streams of a process: %w", err)
+	}
+	return st, nil
+}
+
+func (st *stdio) openPipes(stdin bool) error {
+	if stdin {
+		r, w, err := pipe(false)
+		if err != nil {
+			return err
+		}
+		st.child, st.stdin = append(st.child, r), w
+	} else {
+		null, err := os.OpenFile("/dev/null", os.O_RDONLY, 0)
+		if err != nil {
+			return fmt.Errorf("opening /dev/null: %w", err)
+		}
+		st.child = append(st.child, null)
+	}
+	for range 2 {
+		r, w, err := pipe(true)
+		if err != nil {
+			return err
+		}
+		st.child, st.outputs = append(st.child, w), append(st.outputs, r)
+	}
+	return nil
+}
+
+// pipe makes a pipe of which only our end is non-blocking: the read end if
+// output, else the write end.
+func pipe(output bool) (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, fmt.Errorf("making a pipe: %w", err)
+	}
+	ours := fds[1]
+	if output {
+		ours = fds[0]
+		_, _ = unix.FcntlInt(uintptr(ours), unix.F_SETPIPE_SZ, pipeSize) // else the default, only slower
+	}
+	if err := unix.SetNonblock(ours, true); err != nil {
+		_ = unix.Close(fds[0])
+		_ = unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("making a pipe non-blocking: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
+
+// openTerminal opens a new terminal of the sandbox's own devpts. The name is
+// checked to be the multiplexer: what stands in /dev is the user's to change.
+func (st *stdio) openTerminal(size sandbox.WindowSize, acc account) error {
+	how := unix.OpenHow{Flags: unix.O_RDWR | unix.O_NOCTTY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	fd, err := unix.Openat2(unix.AT_FDCWD, "/dev/pts/ptmx", &how)
+	if err != nil {
+		return fmt.Errorf("opening /dev/pts/ptmx: %w", err)
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(5, 2) {
+		_ = unix.Close(fd)
+		return errors.New("/dev/pts/ptmx is not the terminal multiplexer: is devpts mounted?")
+	}
+	st.tty = os.NewFile(uintptr(fd), "terminal")
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		return fmt.Errorf("unlocking the terminal: %w", err)
+	}
+	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
+	if errno != 0 {
+		return fmt.Errorf("opening the terminal's other side: %w", errno)
+	}
+	slave := os.NewFile(peer, "terminal")
+	st.child = []*os.File{slave, slave, slave}
+	st.stdin, st.outputs = st.tty, []*os.File{st.tty}
+	if err := unix.Fchown(int(peer), int(acc.uid), -1); err != nil {
+		return fmt.Errorf("giving the terminal to user %d: %w", acc.uid, err)
+	}
+	return setWindow(st.tty, size)
+}
+
+func setWindow(tty *os.File, size sandbox.WindowSize) error {
+	raw, err := tty.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ierr error
+	err = raw.Control(func(fd uintptr) {
+		ierr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: size.Cols, Row: size.Rows})
+	})
+	return errors.Join(err, ierr)
+}
+
+func (st *stdio) childFDs() []uintptr {
+	fds := make([]uintptr, 0, 3)
+	for _, f := range st.child {
+		raw, err := f.SyscallConn()
+		if err == nil {
+			// Not Fd(), which would make the file blocking for good.
+			_ = raw.Control(func(fd uintptr) { fds = append(fds, fd) })
+		}
+	}
+	return fds
+}
+
+func (st *stdio) closeChild() {
+	for _, f := range st.child {
+		_ = f.Close()
+	}
+}
+
+func (st *stdio) closeOurs() {
+	for _, f := range append(st.outputs, st.stdin, st.tty) {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); return &b }}
+
+// pump moves one stream into the ring until it ends, or until the grace
+// after the main process's end is over; then what the pipe holds is still
+// read, but no more than a pipe can hold. No buffer is held while there is
+// nothing to read.
+func (p *process) pump(f *os.File, stream sandbox.Stream) {
+	defer p.pumps.Done()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	for p.pumpOnce(raw.Read, stream) == nil {
+	}
+	if !p.ended() {
+		return
+	}
+	for left := pipeSize; left > 0; {
+		n := p.drainOnce(raw.Control, stream)
+		if n <= 0 {
+			return
+		}
+		left -= n
+	}
+}
+
+func (p *process) ended() bool { return p.exited.Load() }
+
+func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.Stream) error {
+	var n int
+	var rerr error
+	var buf *[]byte
+	err := read(func(fd uintptr) bool {
+		buf = pumpBuffers.Get().(*[]byte)
+		n, rerr = readFD(fd, *buf)
+		if errors.Is(rerr, unix.EAGAIN) {
+			pumpBuffers.Put(buf)
+			buf = nil
+			return false
+		}
+		return true
+	})
+	if buf == nil {
+		return err
+	}
+	defer pumpBuffers.Put(buf)
+	switch {
+	case err != nil:
+		return err
+	case rerr != nil:
+		return rerr
+	case n == 0:
+		return errEnd
+	}
+	p.out.write(stream, (*buf)[:n])
+	return nil
+}
+
+var errEnd = errors.New("end of stream")
+
+func (p *process) drainOnce(control func(func(uintptr)) error, stream sandbox.Stream) int {
+	buf := pumpBuffers.Get().(*[]byte)
+	defer pumpBuffers.Put(buf)
+	n := 0
+	if err := control(func(fd uintptr) { n, _ = readFD(fd, *buf) }); err != nil || n <= 0 {
+		return 0
+	}
+	p.out.write(stream, (*buf)[:n])
+	return n
+}
+
+func readFD(fd uintptr, b []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(fd), b)
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package initd
+
+import (
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	defaultKeepEnded = 64
+	maxEndedBytes    = 16 << 20
+	maxEvents        = 512
+)
+
+// table holds every process the daemon asked for, living or ended, and the
+// events about them.
+type table struct {
+	mu      sync.Mutex
+	changed sync.Cond // an event, or a child was reaped
+	next    int64
+	all     map[sandbox.ProcessID]*process
+	order   []*process       // by age
+	byPID   map[int]*process // main processes not yet reaped
+	live    int
+	keep    int
+	seq     int64
+	events  []initproto.Event
+	reaped  uint64
+	// forking holds reaping back between a fork and the entry in byPID, and
+	// whoever must be sure that no fork is under way. Taken before mu.
+	forking sync.RWMutex
+}
+
+func newTable() *table {
+	t := &table{all: make(map[sandbox.ProcessID]*process), byPID: make(map[int]*process), keep: defaultKeepEnded}
+	t.changed.L = &t.mu
+	return t
+}
+
+// reap waits for children, its own and orphans, as long as PID 1 lives. It
+// first looks (WNOWAIT) and then takes under the lock, so that whoever holds
+// the lock and sees a process unreaped may signal its pid: the number cannot
+// have been given to another.
+func (t *table) reap() {
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ECHILD):
+			t.awaitChild()
+			continue
+		}
+		t.collect()
+	}
+}
+
+// awaitChild blocks until a workload is forked: with no child at all there is
+// nothing waitid could wait for, and only the forking thread makes children.
+func (t *table) awaitChild() {
+	t.mu.Lock()
+	for len(t.byPID) == 0 {
+		t.changed.Wait()
+	}
+	t.mu.Unlock()
+}
+
+// collect takes every child that has ended.
+func (t *table) collect() {
+	t.forking.Lock()
+	t.mu.Lock()
+	var ended []*process
+	orphans := false
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			break
+		}
+		t.reaped++
+		p, ok := t.byPID[pid]
+		if !ok {
+			orphans = true
+			continue
+		}
+		delete(t.byPID, pid)
+		p.endedLocked(ws, time.Now())
+		t.live--
+		t.eventLocked(initproto.EventExited, p)
+		ended = append(ended, p)
+	}
+	if orphans {
+		t.sweepLocked()
+	}
+	t.changed.Broadcast()
+	t.mu.Unlock()
+	t.forking.Unlock()
+	for _, p := range ended {
+		p.afterExit(t)
+	}
+}
+
+// sweepLocked removes cgroups that have become empty since their main process
+// ended: the last member of one is always an orphan, reaped here.
+func (t *table) sweepLocked() {
+	for _, p := range t.order {
+		if p.exit != nil {
+			p.dropGroupLocked()
+		}
+	}
+}
+
+// newID reserves the next id.
+func (t *table) newID() sandbox.ProcessID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.next++
+	return sandbox.ProcessID("p" + strconv.FormatInt(t.next, 10))
+}
+
+// addLocked enters a process that was just forked.
+func (t *table) add(p *process) {
+	t.mu.Lock()
+	t.all[p.rec.ID] = p
+	t.order = append(t.order, p)
+	t.byPID[p.rec.PID] = p
+	t.live++
+	t.eventLocked(initproto.EventStarted, p)
+	t.mu.Unlock()
+}
+
+func (t *table) eventLocked(kind string, p *process) {
+	t.seq++
+	rec := p.recordLocked()
+	t.events = append(t.events, initproto.Event{Seq: t.seq, Type: kind, Live: t.live, Process: &rec})
+	if len(t.events) > maxEvents {
+		t.events = append(t.events[:0], t.events[len(t.events)-maxEvents/2:]...)
+	}
+	t.changed.Broadcast()
+}
+
+// eventsAfter waits for events newer than seq; false once stop says so.
+func (t *table) eventsAfter(seq int64, stop *bool) ([]initproto.Event, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.seq <= seq && !*stop {
+		t.changed.Wait()
+	}
+	if *stop {
+		return nil, false
+	}
+	first := t.events[0].Seq
+	var out []initproto.Event
+	if seq+1 < first {
+		out = append(out, initproto.Event{Seq: first - 1, Type: initproto.EventLost, Live: t.live})
+	}
+	for _, e := range t.events {
+		if e.Seq > seq {
+			out = append(out, e)
+		}
+	}
+	return out, true
+}
+
+func (t *table) summary() (live int, seq int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.live, t.seq
+}
+
+func (t *table) get(id sandbox.ProcessID) (*process, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, ok := t.all[id]
+	if !ok {
+		return nil, sandbox.Errorf(sandbox.ErrNotFound, "process_not_found", "no process %.40q: it never was, or its record was dropped", id)
+	}
+	return p, nil
+}
+
+func (t *table) records() []sandbox.Process {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]sandbox.Process, 0, len(t.order))
+	for _, p := range t.order {
+		out = append(out, p.recordLocked())
+	}
+	return out
+}
+
+// trim drops the oldest ended processes beyond the bounds on their number and
+// bytes. One that still has a reader or members in its cgroup stays.
+func (t *table) trim() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ended, bytes := 0, int64(0)
+	for i := len(t.order) - 1; i >= 0; i-- {
+		p := t.order[i]
+		if p.exit == nil {
+			continue
+		}
+		ended++
+		bytes += p.out.kept()
+		if (ended > t.keep || ended > 1 && bytes > maxEndedBytes) && p.readers.Load() == 0 && p.group == nil {
+			t.dropLocked(p)
+		}
+	}
+}
+
+func (t *table) dropLocked(p *process) {
+	delete(t.all, p.rec.ID)
+	for i, q := range t.order {
+		if q == p {
+			t.order = append(t.order[:i], t.order[i+1:]...)
+			break
+		}
+	}
+	p.out.release()
+}

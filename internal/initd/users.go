@@ -1,0 +1,160 @@
+package initd
+
+import (
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	maxUserFile = 1 << 20 // of /etc/passwd and /etc/group is believed
+	maxGroups   = 64
+	// maxID is the last id of a sandbox's own range.
+	maxID = 65535
+)
+
+// account is one user as the sandbox's own files describe it.
+type account struct {
+	name     string
+	uid, gid uint32
+	groups   []uint32
+	home     string
+	shell    string
+}
+
+// lookupUser resolves a name, a uid or uid:gid by the present root's
+// /etc/passwd and /etc/group. Empty means root. A number without an entry is
+// accepted, with group 0 and no groups of its own; a name is not.
+func lookupUser(user string) (account, error) {
+	return resolveUser(user, readUserFile("/etc/passwd"), readUserFile("/etc/group"))
+}
+
+func resolveUser(user, passwd, group string) (account, error) {
+	name, gidPart, hasGID := strings.Cut(user, ":")
+	if name == "" {
+		name = "0"
+	}
+	uid, numeric := parseID(name)
+	acc := account{name: name, uid: uid, home: "/", shell: "/bin/sh"}
+	found := false
+	for line := range strings.Lines(passwd) {
+		f := strings.Split(strings.TrimRight(line, "\n"), ":")
+		if len(f) < 7 || f[0] == "" {
+			continue
+		}
+		u, okU := parseID(f[2])
+		g, okG := parseID(f[3])
+		if okU && okG && (f[0] == name || numeric && u == uid) {
+			acc = account{name: f[0], uid: u, gid: g, home: f[5], shell: f[6]}
+			found = true
+			break
+		}
+	}
+	switch {
+	case !found && !numeric && name == "root":
+		acc = account{name: "root", home: "/root", shell: "/bin/sh"}
+	case !found && !numeric:
+		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q has no entry in the sandbox's /etc/passwd", name)
+	case !found && uid == 0:
+		acc.name, acc.home = "root", "/root"
+	}
+	if acc.home == "" {
+		acc.home = "/"
+	}
+	if acc.shell == "" {
+		acc.shell = "/bin/sh"
+	}
+	if hasGID {
+		g, ok := groupID(gidPart, group)
+		if !ok {
+			return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "group %.64q has no entry in the sandbox's /etc/group", gidPart)
+		}
+		acc.gid = g
+		acc.groups = []uint32{g}
+		return acc, nil
+	}
+	acc.groups = groupsOf(acc.name, acc.gid, group)
+	return acc, nil
+}
+
+func parseID(s string) (uint32, bool) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	return uint32(n), err == nil && n <= maxID
+}
+
+func groupID(s, group string) (uint32, bool) {
+	if g, ok := parseID(s); ok {
+		return g, true
+	}
+	for line := range strings.Lines(group) {
+		f := strings.Split(strings.TrimRight(line, "\n"), ":")
+		if len(f) >= 3 && f[0] == s {
+			return parseID(f[2])
+		}
+	}
+	return 0, false
+}
+
+func groupsOf(user string, gid uint32, group string) []uint32 {
+	groups := []uint32{gid}
+	for line := range strings.Lines(group) {
+		f := strings.Split(strings.TrimRight(line, "\n"), ":")
+		if len(f) < 4 || len(groups) >= maxGroups {
+			continue
+		}
+		g, ok := parseID(f[2])
+		if ok && !slices.Contains(groups, g) && slices.Contains(strings.Split(f[3], ","), user) {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
+// names maps ids to names for listings.
+type names struct{ users, groups map[uint32]string }
+
+func loadNames() names {
+	return names{users: idNames(readUserFile("/etc/passwd")), groups: idNames(readUserFile("/etc/group"))}
+}
+
+func idNames(file string) map[uint32]string {
+	m := make(map[uint32]string)
+	for line := range strings.Lines(file) {
+		f := strings.SplitN(line, ":", 4)
+		if len(f) < 3 {
+			continue
+		}
+		if id, ok := parseID(f[2]); ok {
+			if _, dup := m[id]; !dup {
+				m[id] = f[0]
+			}
+		}
+	}
+	return m
+}
+
+// readUserFile returns the beginning of a regular file of the user's root,
+// or nothing: whatever stands there instead must neither block nor fill PID 1.
+func readUserFile(path string) string {
+	fd, err := linux.OpenBeneath(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0, unix.RESOLVE_NO_MAGICLINKS)
+	if err != nil {
+		return ""
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return ""
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxUserFile))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}

@@ -1,0 +1,249 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// maxSunPath is the longest socket path the kernel takes (unix(7)).
+const maxSunPath = 107
+
+// Guest is one sandbox's PID 1. It is safe for concurrent use.
+type Guest struct{ path string }
+
+// New returns the guest whose PID 1 listens on socketPath, which may be of
+// any length.
+func New(socketPath string) *Guest { return &Guest{path: socketPath} }
+
+// conn is one operation's connection.
+type conn struct {
+	*net.UnixConn
+	in   *bufio.Reader
+	wmu  sync.Mutex
+	stop func() bool // ends the watch on the context
+	ctx  context.Context
+}
+
+func unreachable(err error) error {
+	return sandbox.Errorf(sandbox.ErrUnavailable, "sandbox_unreachable", "the sandbox's init does not answer: %w", err)
+}
+
+// broken is an operation cut short by the other side.
+func broken(err error) error {
+	if errors.Is(err, initproto.ErrFrame) {
+		return sandbox.Errorf(sandbox.ErrUnavailable, "guest_protocol", "the sandbox's init broke the protocol: %w", err)
+	}
+	return unreachable(err)
+}
+
+func (g *Guest) dial(ctx context.Context) (*conn, error) {
+	path := g.path
+	if len(path) > maxSunPath {
+		dir, err := os.Open(filepath.Dir(path))
+		if err != nil {
+			return nil, unreachable(err)
+		}
+		defer dir.Close()
+		path = "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + filepath.Base(path)
+		defer runtime.KeepAlive(dir)
+	}
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctxError(ctx)
+		}
+		return nil, unreachable(err)
+	}
+	c := &conn{UnixConn: nc.(*net.UnixConn), ctx: ctx}
+	c.in = bufio.NewReaderSize(c.UnixConn, 4096)
+	c.stop = context.AfterFunc(ctx, func() { _ = c.UnixConn.Close() })
+	return c, nil
+}
+
+func ctxError(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return sandbox.Errorf(sandbox.ErrDeadline, "deadline", "the sandbox's init did not answer in time: %w", err)
+	}
+	return fmt.Errorf("talking to the sandbox's init: %w", err)
+}
+
+// Close ends the operation.
+func (c *conn) Close() error {
+	c.stop()
+	err := c.UnixConn.Close()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// fail turns a transport error into one for callers: the context's, if that
+// has ended.
+func (c *conn) fail(err error) error {
+	if c.ctx.Err() != nil {
+		return ctxError(c.ctx)
+	}
+	if sandbox.ClassOf(err) != nil {
+		return err
+	}
+	return broken(err)
+}
+
+// call opens a connection, sends a request and decodes the first reply.
+func (g *Guest) call(ctx context.Context, op string, args, reply any, files ...*os.File) (*conn, error) {
+	c, err := g.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.request(op, args, files); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	if err := c.reply(reply); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// do is call for operations that end with their reply.
+func (g *Guest) do(ctx context.Context, op string, args, reply any, files ...*os.File) error {
+	c, err := g.call(ctx, op, args, reply, files...)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func (c *conn) request(op string, args any, files []*os.File) error {
+	raw, err := json.Marshal(args)
+	if err != nil {
+		return fmt.Errorf("encoding the arguments of %s: %w", op, err)
+	}
+	body, err := json.Marshal(initproto.Request{Version: initproto.Version, Op: op, Args: raw})
+	if err != nil {
+		return fmt.Errorf("encoding the request %s: %w", op, err)
+	}
+	if len(body) > initproto.MaxControl {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "request_too_large", "request %s of %d bytes: at most %d", op, len(body), initproto.MaxControl)
+	}
+	frame, err := initproto.AppendFrame(nil, initproto.FrameRequest, body)
+	if err != nil {
+		return err
+	}
+	var oob []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	n, _, err := c.WriteMsgUnix(frame, oob, nil)
+	runtime.KeepAlive(files)
+	if err == nil && n < len(frame) {
+		_, err = c.Write(frame[n:])
+	}
+	if err != nil {
+		return c.fail(err)
+	}
+	return nil
+}
+
+// next reads a frame; an Error frame becomes its error.
+func (c *conn) next(buf []byte) (initproto.Frame, error) {
+	fr, err := initproto.ReadFrame(c.in, initproto.Init, buf)
+	if err != nil {
+		return fr, c.fail(err)
+	}
+	if fr.Type == initproto.FrameError {
+		var e initproto.Error
+		if err := json.Unmarshal(fr.Payload, &e); err != nil {
+			return fr, broken(fmt.Errorf("%w: error frame: %w", initproto.ErrFrame, err))
+		}
+		return fr, e.Err()
+	}
+	return fr, nil
+}
+
+func (c *conn) reply(v any) error {
+	fr, err := c.next(nil)
+	if err != nil {
+		return err
+	}
+	if fr.Type != initproto.FrameResponse {
+		return unexpected(fr.Type)
+	}
+	return decode(fr.Payload, v)
+}
+
+func unexpected(t initproto.FrameType) error {
+	return broken(fmt.Errorf("%w: frame of type %#02x here", initproto.ErrFrame, byte(t)))
+}
+
+func decode(b []byte, v any) error {
+	if v == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return broken(fmt.Errorf("%w: %w", initproto.ErrFrame, err))
+	}
+	return nil
+}
+
+// items reads Item frames up to End, at most most of them.
+func items[T any](c *conn, most int) ([]T, error) {
+	defer c.Close()
+	var out []T
+	var buf []byte
+	for {
+		fr, err := c.next(buf)
+		if err != nil {
+			return nil, err
+		}
+		switch fr.Type {
+		case initproto.FrameEnd:
+			return out, nil
+		case initproto.FrameItem:
+		default:
+			return nil, unexpected(fr.Type)
+		}
+		if len(out) >= most {
+			return nil, sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d entries: ask for less at once", most)
+		}
+		var v T
+		if err := decode(fr.Payload, &v); err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+		buf = fr.Payload
+	}
+}
+
+func (c *conn) send(t initproto.FrameType, p []byte) error {
+	var head [initproto.HeaderSize]byte
+	initproto.PutHeader(head[:], t, len(p))
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	bufs := net.Buffers{head[:], p}
+	if _, err := bufs.WriteTo(c.UnixConn); err != nil {
+		return c.fail(err)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package guest
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Bounds on what a hostile PID 1 may make the daemon hold.
+const (
+	maxProcesses = 1 << 16
+	maxEntries   = 100_000
+)
+
+// Info is what PID 1 says about itself.
+type Info = initproto.Info
+
+// Timings says where the time of a Configure went inside PID 1.
+type Timings = initproto.Configured
+
+// Ping asks PID 1 whether it lives. Errors: ErrUnavailable with code
+// sandbox_unreachable, ErrUnsupported with code protocol_version.
+func (g *Guest) Ping(ctx context.Context) (Info, error) {
+	var info Info
+	if err := g.do(ctx, initproto.OpPing, nil, &info); err != nil {
+		return Info{}, err
+	}
+	return info, initproto.CheckVersion("sandbox's init", info.Version)
+}
+
+// Config is a whole configuration of a sandbox.
+type Config struct {
+	Hostname     string
+	Address      string // for /etc/hosts
+	Env          map[string]string
+	WorkDir      string
+	User         string
+	Capabilities sandbox.Capabilities // empty means root
+	OpenFiles    uint64               // 0 leaves the limit as it is
+	Seccomp      []byte               // from seccomp.Compile; may be empty after the first time
+	Hosts        string               // /etc/hosts; empty means made of Hostname and Address
+	ResolvConf   string               // /etc/resolv.conf; empty leaves the image's
+	KeepEnded    int                  // ended processes kept; 0 means 64
+
+	// Work is the directory of the cgroup workloads go to, opened for
+	// reading (not O_PATH). Nil keeps the one given before.
+	Work *os.File
+	// Root is a new root to switch to; nil keeps the present one.
+	Root *RootMount
+	// Timings, if not nil, is filled in.
+	Timings *Timings
+}
+
+// RootMount is a root and what is mounted beneath it: detached mounts, as
+// fsmount(2) or open_tree(2) return them. The caller keeps and closes its
+// descriptors.
+type RootMount struct {
+	Root  *os.File
+	Extra []ExtraMount
+}
+
+// ExtraMount is one more mount at an absolute path beneath the root.
+type ExtraMount struct {
+	File *os.File
+	Path string
+}
+
+// Configure replaces PID 1's configuration. With a Root it first kills every
+// process, cuts all file work, and switches; when it returns nil nothing of
+// the old root is in use any more. Repeating it is safe.
+func (g *Guest) Configure(ctx context.Context, cfg Config) error {
+	a := initproto.Configure{
+		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
+		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
+		ResolvConf: cfg.ResolvConf, KeepEnded: cfg.KeepEnded, Work: cfg.Work != nil, Root: cfg.Root != nil,
+	}
+	if a.Capabilities == "" {
+		a.Capabilities = sandbox.CapabilitiesRoot
+	}
+	var files []*os.File
+	if cfg.Work != nil {
+		files = append(files, cfg.Work)
+	}
+	if cfg.Root != nil {
+		files = append(files, cfg.Root.Root)
+		for _, e := range cfg.Root.Extra {
+			files = append(files, e.File)
+			a.Extra = append(a.Extra, e.Path)
+		}
+	}
+	var done Timings
+	if err := g.do(ctx, initproto.OpConfigure, a, &done, files...); err != nil {
+		return err
+	}
+	if cfg.Timings != nil {
+		*cfg.Timings = done
+	}
+	return nil
+}
+
+// Start runs a command and returns at once. Errors: ErrInvalid with code
+// command_not_found, command_not_executable, unknown_user or
+// workdir_not_found; ErrExhausted; ErrUnavailable.
+func (g *Guest) Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Process, error) {
+	if err := spec.Validate(); err != nil {
+		return sandbox.Process{}, err
+	}
+	var p sandbox.Process
+	err := g.do(ctx, initproto.OpExec, initproto.Exec{Spec: spec}, &p)
+	return p, err
+}
+
+// Processes lists what runs and what is still kept of what ended, oldest first.
+func (g *Guest) Processes(ctx context.Context) ([]sandbox.Process, error) {
+	c, err := g.call(ctx, initproto.OpProcesses, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return items[sandbox.Process](c, maxProcesses)
+}
+
+// Process returns one record; ErrNotFound where there is none.
+func (g *Guest) Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error) {
+	return g.target(ctx, initproto.OpProcess, initproto.Target{ID: id})
+}
+
+// Signal signals a process's whole tree. ErrConflict: nothing of it is left.
+func (g *Guest) Signal(ctx context.Context, id sandbox.ProcessID, name string) error {
+	_, err := g.target(ctx, initproto.OpSignal, initproto.Target{ID: id, Signal: name})
+	return err
+}
+
+// Forget kills what is left of a process and drops its record and output.
+// One already gone is no error.
+func (g *Guest) Forget(ctx context.Context, id sandbox.ProcessID) error {
+	_, err := g.target(ctx, initproto.OpForget, initproto.Target{ID: id})
+	if sandbox.ClassOf(err) == sandbox.ErrNotFound {
+		return nil
+	}
+	return err
+}
+
+func (g *Guest) target(ctx context.Context, op string, t initproto.Target) (sandbox.Process, error) {
+	var p sandbox.Process
+	err := g.do(ctx, op, t, &p)
+	return p, err
+}
+
+// Event is one change in PID 1's process table.
+type Event struct {
+	Seq  int64
+	Type string // started, exited or lost
+	// Live is the number of processes that had not ended right after it.
+	Live    int
+	Process sandbox.Process // as it was then; empty for lost
+}
+
+// EventStream is a running stream of events. It holds a connection.
+type EventStream struct {
+	c    *conn
+	info Info
+}
+
+// Events follows the process table from the first event after a sequence
+// number. Where PID 1 no longer keeps what follows it, the first event is
+// one of type lost: list the processes then. Cancelling ctx ends the stream.
+func (g *Guest) Events(ctx context.Context, after int64) (*EventStream, error) {
+	var info Info
+	c, err := g.call(ctx, initproto.OpEvents, initproto.EventsAfter{After: after}, &info)
+	if err != nil {
+		return nil, err
+	}
+	return &EventStream{c: c, info: info}, nil
+}
+
+// Info tells PID 1's state when the stream began.
+func (s *EventStream) Info() Info { return s.info }
+
+// Next waits for the next event. An error ends the stream; ErrUnavailable
+// means PID 1 has gone.
+func (s *EventStream) Next() (Event, error) {
+	fr, err := s.c.next(nil)
+	if err != nil {
+		return Event{}, err
+	}
+	if fr.Type != initproto.FrameItem {
+		return Event{}, unexpected(fr.Type)
+	}
+	var e initproto.Event
+	if err := decode(fr.Payload, &e); err != nil {
+		return Event{}, err
+	}
+	out := Event{Seq: e.Seq, Type: e.Type, Live: max(e.Live, 0)}
+	if e.Process != nil {
+		out.Process = *e.Process
+	}
+	return out, nil
+}
+
+// Close ends the stream; repeating it is safe.
+func (s *EventStream) Close() error { return s.c.Close() }
+
+// WithOOM marks an exit as an out-of-memory kill. PID 1 cannot know: the
+// counters are the host's, so the caller compares memory.events of the work
+// cgroup before and after and passes the verdict. Only a SIGKILL that was no
+// timeout can have been one.
+func WithOOM(e sandbox.ExitStatus, killed bool) sandbox.ExitStatus {
+	e.OOM = killed && e.Signal == "SIGKILL" && !e.TimedOut
+	return e
+}
+
+const shortOp = 10 * time.Second // bound of a side call made without a caller's context
