@@ -25,7 +25,10 @@ type Config struct {
 	// where they lie in a range that is otherwise closed. A resolver on the
 	// host itself stays closed: the host is never reachable.
 	Resolvers []netip.Addr
-	Log       *slog.Logger
+	// Deny closes further IPv4 ranges to every sandbox: public addresses of
+	// the operator's own networks, for instance. Resolvers come first.
+	Deny []netip.Prefix
+	Log  *slog.Logger
 }
 
 // Host is the networking of all sandboxes of one network namespace: the
@@ -39,6 +42,9 @@ type Host struct {
 	raw   map[int]*nl.SocketHandle
 	reap  *reaper
 	mtu   int
+
+	closed   sync.Once
+	closeErr error
 
 	mu       sync.Mutex
 	known    map[sandbox.ID]linkPlan // what the sets should hold
@@ -94,6 +100,11 @@ func checkConfig(cfg Config) error {
 			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_resolver", "resolver %s: sandboxes reach only IPv4 unicast addresses other than loopback", r)
 		}
 	}
+	for _, p := range cfg.Deny {
+		if !p.Addr().Is4() {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_deny", "denied range %s: use an IPv4 prefix; IPv6 is denied as a whole", p)
+		}
+	}
 	return checkPool(cfg.Pool)
 }
 
@@ -110,7 +121,7 @@ func (h *Host) open(cfg Config) error {
 	if err := h.checkOverlap(); err != nil {
 		return err
 	}
-	if h.table, err = openTable(planTable(h.pool, cfg.Resolvers)); err != nil {
+	if h.table, err = openTable(planTable(h.pool, cfg.Resolvers, cfg.Deny)); err != nil {
 		return err
 	}
 	if err := h.table.install(); err != nil {
@@ -136,8 +147,13 @@ func (h *Host) open(cfg Config) error {
 }
 
 // Close lets go of sockets and goroutines. Sandboxes keep working: rules,
-// links and routes stay.
+// links and routes stay. Repeating it does nothing.
 func (h *Host) Close() error {
+	h.closed.Do(func() { h.closeErr = h.close() })
+	return h.closeErr
+}
+
+func (h *Host) close() error {
 	if h.reap != nil {
 		h.reap.stop()
 	}
@@ -275,11 +291,11 @@ func (h *Host) heal() error {
 // seconds later is deleted in the background, as are connection-tracking
 // entries. Works whether or not Attach ever ran.
 func (h *Host) Detach(_ context.Context, id sandbox.ID, slot int) error {
-	addr, err := h.Address(slot)
-	if err != nil {
-		return err
+	l := linkPlan{name: linkName(id), open: true}
+	var err error
+	if l.addr, err = h.addressOf(id, slot); err != nil {
+		return fmt.Errorf("detaching sandbox %s: %w", id, err)
 	}
-	l := linkPlan{name: linkName(id), addr: addr, open: true}
 	h.mu.Lock()
 	delete(h.known, id)
 	h.mu.Unlock()
@@ -294,13 +310,37 @@ func (h *Host) Detach(_ context.Context, id sandbox.ID, slot int) error {
 	link, err := h.route.LinkByName(l.name)
 	switch {
 	case isNoLink(err):
-		h.reap.forget(addr)
+		h.reap.forget(l.addr)
 		return nil
 	case err != nil:
 		return fmt.Errorf("finding link %s: %w", l.name, err)
 	}
-	h.reap.bury(l.name, link.Attrs().Index, addr)
+	h.reap.bury(l.name, link.Attrs().Index, l.addr)
 	return nil
+}
+
+// addressOf returns the address a sandbox has, even if the pool was
+// configured anew since it was attached.
+func (h *Host) addressOf(id sandbox.ID, slot int) (netip.Addr, error) {
+	h.mu.Lock()
+	l, ok := h.known[id]
+	h.mu.Unlock()
+	if ok {
+		return l.addr, nil
+	}
+	if addr, err := h.Address(slot); err == nil {
+		return addr, nil
+	}
+	keys, err := h.table.keys(setSources)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, key := range keys {
+		if name, addr := splitSource(key); name == linkName(id) {
+			return addr, nil
+		}
+	}
+	return netip.IPv4Unspecified(), nil // never attached: nothing will match
 }
 
 // Counters returns a sandbox's absolute byte counters since its Attach, as the
@@ -325,7 +365,7 @@ func (h *Host) Counters(id sandbox.ID, slot int) (rx, tx, dropped uint64, known 
 
 // Links returns the sandboxes that have a host-side link.
 func (h *Host) Links() ([]sandbox.ID, error) {
-	links, err := h.route.LinkList()
+	links, err := listing(h.route.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)
 	}

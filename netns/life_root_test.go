@@ -5,6 +5,7 @@ package netns
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -31,7 +32,9 @@ func snapshot(t testing.TB, h *Host) []string {
 		}
 	}
 	for _, c := range h.table.plan.chains {
+		h.table.mu.Lock()
 		rules, err := h.table.conn.GetRules(kernelTable(), c.kernel(kernelTable()))
+		h.table.mu.Unlock()
 		must(t, err)
 		for _, r := range rules {
 			out = append(out, fmt.Sprintf("rule %s %d", c.name, r.Handle))
@@ -277,14 +280,12 @@ func TestFlushedRulesComeBack(t *testing.T) {
 	h := openHost(t, Config{})
 	a, b := newBox(t, 43, sandbox.NetworkOpen), newBox(t, 44, sandbox.NetworkOpen)
 	attach(t, h, a)
-	h.table.conn.FlushRuleset()
-	must(t, h.table.conn.Flush())
+	flush(t, h, h.table.conn.FlushRuleset)
 	attach(t, h, b) // a change finds out at once
 	reaches(t, a, "tcp4", publicAddr+":80")
 	reaches(t, b, "tcp4", publicAddr+":80")
 	denied(t, a, "tcp4", metadataAddr+":80")
-	h.table.conn.FlushRuleset()
-	must(t, h.table.conn.Flush())
+	flush(t, h, h.table.conn.FlushRuleset)
 	eventually(t, "the table made again without any change", func() bool {
 		ok, err := h.table.present()
 		must(t, err)
@@ -327,6 +328,39 @@ func TestTooManyConnections(t *testing.T) {
 	other := newBox(t, 46, sandbox.NetworkOpen)
 	attach(t, h, other)
 	reaches(t, other, "udp4", publicAddr+":99") // control: the bound is each sandbox's own
+}
+
+// TestDetachAfterAnotherPool: the slot means nothing in the pool of today.
+func TestDetachAfterAnotherPool(t *testing.T) {
+	newWorld(t)
+	h, err := Open(t.Context(), Config{})
+	must(t, err)
+	b := newBox(t, 3000, sandbox.NetworkOpen)
+	attach(t, h, b)
+	must(t, h.Close())
+	must(t, h.Close())
+	h = openHost(t, Config{Pool: prefix("10.214.0.0/24")})
+	if err := h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}); sandbox.ClassOf(err) == sandbox.ErrExhausted {
+		t.Log(err)
+	} else {
+		t.Errorf("recovering a sandbox outside the pool: %v, want exhausted", err)
+	}
+	denied(t, b, "tcp4", publicAddr+":80")
+	must(t, h.Detach(t.Context(), b.ID, b.Slot))
+	b.kill()
+	eventually(t, "nothing left of it", func() bool { return len(leftovers(t, h)) == 0 })
+}
+
+func TestDenyFurtherRanges(t *testing.T) {
+	newWorld(t)
+	h, err := Open(t.Context(), Config{Deny: []netip.Prefix{prefix(publicAddr + "/24")}})
+	must(t, err)
+	b := newBox(t, 47, sandbox.NetworkOpen)
+	attach(t, h, b)
+	denied(t, b, "tcp4", publicAddr+":80")
+	must(t, h.Close())
+	openHost(t, Config{})
+	reaches(t, b, "tcp4", publicAddr+":80") // control: configured away
 }
 
 func TestPoolMustNotShadowTheHost(t *testing.T) {

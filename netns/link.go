@@ -184,7 +184,8 @@ func (h *Host) raise(index int) error {
 	msg.Change = msg.Flags
 	req.AddData(msg)
 	req.AddData(inetConf(map[uint16]uint32{
-		devconfForwarding: 1, devconfRPFilter: 1, devconfAcceptRedirects: 0, devconfSendRedirects: 0,
+		devconfForwarding: 1, devconfRPFilter: 1,
+		devconfAcceptRedirects: 0, devconfSendRedirects: 0, devconfSourceRoute: 0,
 	}))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	return err
@@ -196,6 +197,7 @@ const (
 	devconfAcceptRedirects = 4
 	devconfSendRedirects   = 6
 	devconfRPFilter        = 8
+	devconfSourceRoute     = 9
 	iflaInetConf           = 1 // IFLA_INET_CONF, linux/if_link.h
 )
 
@@ -250,4 +252,18 @@ func writeSysctl(name, value string) error {
 		return fmt.Errorf("setting sysctl %s to %s: %w", name, value, err)
 	}
 	return nil
+}
+
+// listing repeats a netlink dump that the kernel says was disturbed by a
+// change; the last result is as good as any if they never stop.
+func listing[T any](list func() ([]T, error)) ([]T, error) {
+	for try := 0; ; try++ {
+		out, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
+		}
+		if try == 10 {
+			return out, nil
+		}
+	}
 }

@@ -289,11 +289,19 @@ func openHost(t testing.TB, cfg Config) *Host {
 	h, err := Open(t.Context(), cfg)
 	must(t, err)
 	t.Cleanup(func() {
-		h.table.conn.DelTable(kernelTable())
-		must(t, h.table.conn.Flush())
+		flush(t, h, func() { h.table.conn.DelTable(kernelTable()) })
 		must(t, h.Close())
 	})
 	return h
+}
+
+// flush does something to the table that Host never does.
+func flush(t testing.TB, h *Host, queue func()) {
+	t.Helper()
+	h.table.mu.Lock()
+	defer h.table.mu.Unlock()
+	queue()
+	must(t, h.table.conn.Flush())
 }
 
 func attach(t testing.TB, h *Host, b *box) netip.Addr {

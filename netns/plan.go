@@ -105,26 +105,27 @@ var special = []netip.Prefix{
 }
 
 // privateRanges returns the ranges closed to sandboxes: the special ones and
-// the pool, without overlaps (an interval set refuses them).
-func privateRanges(pool netip.Prefix) []netip.Prefix {
-	all := append(slices.Clone(special), pool.Masked())
+// more, without overlaps (an interval set refuses them).
+func privateRanges(more ...netip.Prefix) []netip.Prefix {
+	all := append(slices.Clone(special), more...)
 	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
 	var out []netip.Prefix
 	for _, p := range all {
 		if !slices.ContainsFunc(out, p.Overlaps) {
-			out = append(out, p)
+			out = append(out, p.Masked())
 		}
 	}
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	return out
 }
 
-// planTable plans the table for a pool and the resolvers sandboxes may ask.
-func planTable(pool netip.Prefix, resolvers []netip.Addr) tablePlan {
+// planTable plans the table for a pool, the resolvers sandboxes may ask and
+// the further ranges they may not reach.
+func planTable(pool netip.Prefix, resolvers []netip.Addr, deny []netip.Prefix) tablePlan {
 	return tablePlan{
 		sets:      planSets(),
 		chains:    planChains(),
-		private:   privateRanges(pool),
+		private:   privateRanges(append(slices.Clone(deny), pool)...),
 		resolvers: resolvers,
 	}
 }
@@ -326,6 +327,14 @@ type linkPlan struct {
 	name string
 	addr netip.Addr
 	open bool
+}
+
+// splitSource is the reverse of a key of the set sources.
+func splitSource(key []byte) (string, netip.Addr) {
+	if len(key) != unix.IFNAMSIZ+4 {
+		return "", netip.Addr{}
+	}
+	return unix.ByteSliceToString(key[:unix.IFNAMSIZ]), netip.AddrFrom4([4]byte(key[unix.IFNAMSIZ:]))
 }
 
 // elements returns the keys one link has in each set that must hold them.

@@ -80,7 +80,7 @@ func TestLinkNames(t *testing.T) {
 }
 
 func TestPrivateRanges(t *testing.T) {
-	got := privateRanges(prefix("44.1.0.0/16"))
+	got := privateRanges(prefix("44.1.0.0/16"), prefix("10.213.0.0/16"), prefix("9.9.9.77/24"))
 	for i, p := range got {
 		for _, q := range got[i+1:] {
 			if p.Overlaps(q) {
@@ -92,14 +92,14 @@ func TestPrivateRanges(t *testing.T) {
 		return slices.ContainsFunc(got, func(p netip.Prefix) bool { return p.Contains(netipAddr(addr)) })
 	}
 	for _, a := range []string{
-		"0.0.0.1", "10.1.2.3", "44.1.0.9", "100.64.0.1", "100.127.255.255", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255",
+		"0.0.0.1", "10.1.2.3", "44.1.0.9", "9.9.9.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255",
 		"192.0.0.8", "192.168.1.1", "198.18.0.1", "198.19.255.255", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
 	} {
 		if !in(a) {
 			t.Errorf("%s is open", a)
 		}
 	}
-	for _, a := range []string{"1.1.1.1", "8.8.8.8", "44.2.0.1", "93.184.216.34", "100.63.255.255", "100.128.0.0", "172.15.0.1", "172.32.0.1", "192.0.1.1", "198.17.0.1", "198.20.0.0", "223.255.255.255"} {
+	for _, a := range []string{"1.1.1.1", "8.8.8.8", "9.9.10.1", "44.2.0.1", "93.184.216.34", "100.63.255.255", "100.128.0.0", "172.15.0.1", "172.32.0.1", "192.0.1.1", "198.17.0.1", "198.20.0.0", "223.255.255.255"} {
 		if in(a) {
 			t.Errorf("%s is closed", a)
 		}
@@ -130,7 +130,7 @@ func TestPrivateElements(t *testing.T) {
 }
 
 func TestEveryNameInThePlanExists(t *testing.T) {
-	p := planTable(DefaultPool, nil)
+	p := planTable(DefaultPool, nil, nil)
 	text := p.Text()
 	for _, word := range strings.Fields(text) {
 		name, isSet := strings.CutPrefix(word, "@")
@@ -153,7 +153,7 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want strings.Builder
-	for line := range strings.Lines(planTable(DefaultPool, nil).Text()) {
+	for line := range strings.Lines(planTable(DefaultPool, nil, nil).Text()) {
 		want.WriteString("//\t" + line)
 	}
 	if !strings.Contains(string(doc), want.String()) {

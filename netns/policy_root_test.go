@@ -25,8 +25,7 @@ import (
 func withoutRules(t *testing.T, h *Host, f func()) {
 	t.Helper()
 	h.reap.stop() // or it would make the table again
-	h.table.conn.DelTable(kernelTable())
-	must(t, h.table.conn.Flush())
+	flush(t, h, func() { h.table.conn.DelTable(kernelTable()) })
 	f()
 	must(t, h.heal())
 	var err error
@@ -37,8 +36,7 @@ func withoutRules(t *testing.T, h *Host, f func()) {
 // withoutRanges runs f while no range counts as private.
 func withoutRanges(t *testing.T, h *Host, f func()) {
 	t.Helper()
-	h.table.conn.FlushSet(setPlan{name: setPrivate}.kernel())
-	must(t, h.table.conn.Flush())
+	flush(t, h, func() { h.table.conn.FlushSet(setPlan{name: setPrivate}.kernel()) })
 	f()
 	must(t, h.table.install())
 }

@@ -2,6 +2,7 @@ package netns
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -31,7 +32,8 @@ type reaper struct {
 
 	mu     sync.Mutex
 	graves map[int]grave
-	stale  map[netip.Addr]bool
+	notes  uint64                // counts what forget was told
+	stale  map[netip.Addr]uint64 // addresses with the note that is not done yet
 }
 
 type grave struct {
@@ -47,7 +49,7 @@ func startReaper(h *Host) (*reaper, error) {
 	}
 	r := &reaper{
 		host: h, route: route, quit: make(chan struct{}), wake: make(chan struct{}, 1),
-		graves: map[int]grave{}, stale: map[netip.Addr]bool{},
+		graves: map[int]grave{}, stale: map[netip.Addr]uint64{},
 	}
 	r.done.Go(r.run)
 	return r, nil
@@ -70,7 +72,8 @@ func (r *reaper) bury(name string, index int, addr netip.Addr) {
 // forget notes an address whose tracked connections must go.
 func (r *reaper) forget(addr netip.Addr) {
 	r.mu.Lock()
-	r.stale[addr] = true
+	r.notes++
+	r.stale[addr] = r.notes
 	r.mu.Unlock()
 	select {
 	case r.wake <- struct{}{}:
@@ -82,7 +85,7 @@ func (r *reaper) forget(addr netip.Addr) {
 // earlier user. It waits only if the background has not got there yet.
 func (r *reaper) settle(l linkPlan) {
 	r.mu.Lock()
-	pending := r.stale[l.addr]
+	_, pending := r.stale[l.addr]
 	r.mu.Unlock()
 	if pending {
 		r.dropConnections()
@@ -122,38 +125,39 @@ func (r *reaper) dropConnections() {
 	r.flush.Lock()
 	defer r.flush.Unlock()
 	r.mu.Lock()
-	stale := r.stale
-	r.stale = map[netip.Addr]bool{}
+	stale := maps.Clone(r.stale)
 	r.mu.Unlock()
 	if len(stale) == 0 {
 		return
 	}
 	if _, err := r.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, connectionsOf(stale)); err != nil {
-		r.host.log.Warn("dropping tracked connections of removed sandboxes", "error", err)
-		r.mu.Lock()
-		for a := range stale {
-			r.stale[a] = true
+		r.host.log.Warn("dropping tracked connections of removed sandboxes; will try again", "error", err)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for addr, note := range stale {
+		if r.stale[addr] == note { // not freed again meanwhile
+			delete(r.stale, addr)
 		}
-		r.mu.Unlock()
 	}
 }
 
-type connectionsOf map[netip.Addr]bool
+type connectionsOf map[netip.Addr]uint64
 
 // MatchConntrackFlow selects flows to or from the addresses.
 func (c connectionsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
-	return c[src.Unmap()] || c[dst.Unmap()]
+	_, from := c[src.Unmap()]
+	_, to := c[dst.Unmap()]
+	return from || to
 }
 
 // dig looks after the buried links and returns how many are still there.
 func (r *reaper) dig() int {
 	r.mu.Lock()
-	old := make(map[int]grave, len(r.graves))
-	for i, g := range r.graves {
-		old[i] = g
-	}
+	old := maps.Clone(r.graves)
 	r.mu.Unlock()
 	for index, g := range old {
 		link, err := r.route.LinkByIndex(index)

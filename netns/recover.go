@@ -14,15 +14,18 @@ import (
 
 // Recover makes kernel and keep agree after a restart: elements and links of
 // sandboxes not in keep vanish, missing ones of those in keep are made.
+// One that cannot be recovered does not keep the others from it.
 // Elements that are right stay, and with them their counters. A kept sandbox
 // whose link is gone needs NetNS to get it back. A second run changes nothing.
 func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) error {
 	want := map[sandbox.ID]linkPlan{}
+	var errs []error
 	for id, a := range keep {
 		a.ID = id
 		l, err := h.planLink(a)
-		if err != nil {
-			return err
+		if err != nil { // its elements vanish: denied, not half alive
+			errs = append(errs, fmt.Errorf("recovering the network of sandbox %s: %w", id, err))
+			continue
 		}
 		want[id] = l
 	}
@@ -44,7 +47,12 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 	if err := h.applyHealing(c); err != nil {
 		return err
 	}
-	return errors.Join(h.removeUnknownLinks(ctx, keep), h.reconnect(ctx, keep, want))
+	for _, key := range c.remove[setSources] {
+		_, addr := splitSource(key)
+		h.reap.forget(addr)
+	}
+	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reconnect(ctx, keep, want))
+	return errors.Join(errs...)
 }
 
 // planRecovery returns what separates the sets from what they should hold.

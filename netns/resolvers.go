@@ -17,7 +17,7 @@ const maxResolvers = 3
 // systemd-resolved, the text to give is /run/systemd/resolve/resolv.conf.
 // Lines that make no sense are passed over, as resolvers do.
 func Resolvers(resolvConf string) []netip.Addr {
-	closed := privateRanges(DefaultPool)
+	closed := privateRanges()
 	var out []netip.Addr
 	for line := range strings.Lines(resolvConf) {
 		fields := strings.Fields(line)

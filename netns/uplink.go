@@ -95,7 +95,7 @@ func sysctlOn(name string) bool {
 
 // checkOverlap refuses a pool that shadows a network of the host's.
 func (h *Host) checkOverlap() error {
-	routes, err := h.route.RouteList(nil, unix.AF_INET)
+	routes, err := listing(func() ([]netlink.Route, error) { return h.route.RouteList(nil, unix.AF_INET) })
 	if err != nil {
 		return fmt.Errorf("listing routes: %w", err)
 	}
