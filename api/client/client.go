@@ -1,0 +1,188 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// DefaultHost is where the daemon listens unless told otherwise.
+const DefaultHost = "unix:///run/sandboxd/sandboxd.sock"
+
+// Client speaks to one daemon. Its methods may be called from several
+// goroutines at once.
+type Client struct {
+	host string
+	base string // of URLs, without a slash at the end
+	http *http.Client
+	// patience is how long a process stream tries to find the daemon again.
+	patience time.Duration
+}
+
+// Option changes a Client.
+type Option func(*Client)
+
+// WithPatience sets how long a broken process stream tries to come back
+// before it gives up; 0 means not at all. The default is a minute.
+func WithPatience(d time.Duration) Option { return func(c *Client) { c.patience = d } }
+
+// New returns a client of the daemon at host: unix:///path/of.sock, or
+// http://… or https://…. An empty host means DefaultHost. Nothing is
+// connected yet. The error is of class ErrInvalid.
+func New(host string, opts ...Option) (*Client, error) {
+	if host == "" {
+		host = DefaultHost
+	}
+	u, err := url.Parse(host)
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_host", "host %.200q: %w", host, err)
+	}
+	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	tr := &http.Transport{
+		DialContext: dialer.DialContext, Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, DisableCompression: true,
+		WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+	}
+	c := &Client{host: host, http: &http.Client{Transport: tr}, patience: time.Minute}
+	switch {
+	case u.Scheme == "unix" && u.Host == "" && strings.HasPrefix(u.Path, "/"):
+		c.base = "http://sandboxd" // only for the Host header
+		tr.Proxy = nil
+		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", u.Path)
+		}
+	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
+		c.base = strings.TrimRight(host, "/")
+	default:
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_host", "host %.200q: use unix:///path/of.sock, http://name:port or https://name:port", host)
+	}
+	for _, o := range opts {
+		o(c)
+	}
+	return c, nil
+}
+
+// Host returns where the client connects.
+func (c *Client) Host() string { return c.host }
+
+// call is one request.
+type call struct {
+	method, path string
+	query        url.Values
+	header       http.Header
+	body         io.Reader
+}
+
+// do sends a request and returns a good response, whose body the caller
+// closes. A problem comes back as the error it was.
+func (c *Client) do(ctx context.Context, in call) (*http.Response, error) {
+	target := c.base + in.path
+	if len(in.query) > 0 {
+		target += "?" + in.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, in.method, target, in.body)
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
+	}
+	for k, v := range in.header {
+		req.Header[k] = v
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unreachable(ctx, err)
+	}
+	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		return nil, problem(resp)
+	}
+	return resp, nil
+}
+
+// unreachable says that the daemon does not answer, and what to do.
+func (c *Client) unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	next := "is it running? 'systemctl start sandboxd', or 'sandboxd' as root, starts it"
+	if strings.Contains(err.Error(), "permission denied") {
+		next = "may you use the socket? join its group, or be root"
+	}
+	return &sandbox.Error{
+		Class: sandbox.ErrUnavailable, Code: "daemon_unreachable", Cause: err,
+		Detail: fmt.Sprintf("the daemon at %s does not answer (%v): %s", c.host, rootCause(err), next),
+	}
+}
+
+// rootCause leaves out the URL made up for the Host header.
+func rootCause(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
+// problem reads an error response.
+func problem(resp *http.Response) error {
+	p := api.Problem{Status: resp.StatusCode}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if err == nil && kind == api.ProblemContentType && json.Unmarshal(body, &p) == nil {
+		p.Status = resp.StatusCode
+	}
+	return p.Err()
+}
+
+// get reads a JSON answer.
+func get[T any](ctx context.Context, c *Client, path string, query url.Values) (T, error) {
+	return ask[T](ctx, c, call{method: http.MethodGet, path: path, query: query})
+}
+
+// post sends a JSON body, or none for nil, and reads a JSON answer.
+func post[T any](ctx context.Context, c *Client, path string, body any, header http.Header) (T, error) {
+	in := call{method: http.MethodPost, path: path, header: header}
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			var zero T
+			return zero, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		}
+		in.body = bytes.NewReader(b)
+		in.header = header.Clone()
+		if in.header == nil {
+			in.header = http.Header{}
+		}
+		in.header.Set("Content-Type", "application/json")
+	}
+	return ask[T](ctx, c, in)
+}
+
+func ask[T any](ctx context.Context, c *Client, in call) (T, error) {
+	var out T
+	resp, err := c.do(ctx, in)
+	if err != nil {
+		return out, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNoContent {
+		return out, nil
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+		return out, sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "reading the answer to %s %s: %w", in.method, in.path, err)
+	}
+	return out, nil
+}
+
+// none is the answer of calls that have no result.
+type none = struct{}

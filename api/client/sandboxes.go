@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// path joins parts to a path, each escaped by itself.
+func path(parts ...string) string {
+	p := "/v1"
+	for _, part := range parts {
+		p += "/" + url.PathEscape(part)
+	}
+	return p
+}
+
+func at(ref string, more ...string) string {
+	return path(append([]string{"sandboxes", ref}, more...)...)
+}
+
+// Create makes a sandbox and returns when it runs. With an idempotency key a
+// repeated call returns the sandbox the first one made.
+func (c *Client) Create(ctx context.Context, spec sandbox.Spec, idempotencyKey string) (sandbox.Sandbox, error) {
+	h := http.Header{}
+	if idempotencyKey != "" {
+		h.Set(api.HeaderIdempotencyKey, idempotencyKey)
+	}
+	return post[sandbox.Sandbox](ctx, c, path("sandboxes"), spec, h)
+}
+
+// Sandbox returns one sandbox, living or ended, by id, name or unique prefix.
+func (c *Client) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return get[sandbox.Sandbox](ctx, c, at(ref), nil)
+}
+
+// List returns one page.
+func (c *Client) List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error) {
+	q := url.Values{}
+	statuses := ""
+	for i, s := range f.Statuses {
+		if i > 0 {
+			statuses += ","
+		}
+		statuses += string(s)
+	}
+	set(q, "status", statuses)
+	for k, v := range f.Labels {
+		q.Add("label", k+"="+v)
+	}
+	set(q, "name", f.Name)
+	if f.All {
+		q.Set("all", "true")
+	}
+	set(q, "cursor", f.Cursor)
+	if f.Limit > 0 {
+		q.Set("limit", strconv.Itoa(f.Limit))
+	}
+	list, err := get[api.SandboxList](ctx, c, path("sandboxes"), q)
+	return sandbox.Page{Items: list.Items, Next: list.Next}, err
+}
+
+// All goes through every page.
+func (c *Client) All(ctx context.Context, f sandbox.Filter) iter.Seq2[sandbox.Sandbox, error] {
+	return func(yield func(sandbox.Sandbox, error) bool) {
+		for {
+			page, err := c.List(ctx, f)
+			if err != nil {
+				yield(sandbox.Sandbox{}, err)
+				return
+			}
+			for _, sb := range page.Items {
+				if !yield(sb, nil) {
+					return
+				}
+			}
+			if page.Next == "" {
+				return
+			}
+			f.Cursor = page.Next
+		}
+	}
+}
+
+func set(q url.Values, key, value string) {
+	if value != "" {
+		q.Set(key, value)
+	}
+}
+
+// Remove ends a sandbox and deletes its files. Its record stays; repeating
+// it returns the record.
+func (c *Client) Remove(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return ask[sandbox.Sandbox](ctx, c, call{method: http.MethodDelete, path: at(ref)})
+}
+
+// Pause freezes a sandbox.
+func (c *Client) Pause(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, at(ref, "pause"), nil, nil)
+}
+
+// Resume lets a paused sandbox go on.
+func (c *Client) Resume(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, at(ref, "resume"), nil, nil)
+}
+
+// Stop ends every process and keeps the files.
+func (c *Client) Stop(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, at(ref, "stop"), nil, nil)
+}
+
+// Start runs a stopped sandbox again.
+func (c *Client) Start(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, at(ref, "start"), nil, nil)
+}
+
+// Usage returns the counters, read now.
+func (c *Client) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
+	return get[sandbox.Usage](ctx, c, at(ref, "usage"), nil)
+}
+
+// Version names the daemon.
+func (c *Client) Version(ctx context.Context) (api.Version, error) {
+	return get[api.Version](ctx, c, path("version"), nil)
+}
+
+// Doctor returns what the daemon finds of its host.
+func (c *Client) Doctor(ctx context.Context) ([]sandbox.Check, error) {
+	r, err := get[api.DoctorReport](ctx, c, path("doctor"), nil)
+	return r.Checks, err
+}

@@ -1,0 +1,183 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// stdin is the sending half of a stream. It keeps every byte the process is
+// not known to have taken, at most api.StdinWindow, so that a new connection
+// can go on exactly where the process stopped reading.
+type stdin struct {
+	mu      sync.Mutex
+	wake    sync.Cond
+	writing sync.Mutex // one caller of write at a time: the window is shared
+	sending sync.Mutex // held, before mu, by whoever writes to conn: keeps frames in order
+
+	conn   *websocket.Conn // nil while there is none
+	base   int64           // offset of kept[0] in the process's whole stdin
+	skew   int64           // what the server's count lacks, where it began anew
+	kept   []byte          // written by the caller, not known to be taken
+	ended  bool            // the caller closed stdin
+	closed bool            // the process closed its end
+	err    error           // the stream is over
+	size   *sandbox.WindowSize
+}
+
+func (in *stdin) init(conn *websocket.Conn, taken int64) {
+	in.wake.L = &in.mu
+	in.conn, in.base = conn, taken
+}
+
+// write sends p in frames, as the window permits.
+func (in *stdin) write(ctx context.Context, p []byte) (int, error) {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	sent := 0
+	for len(p) > 0 {
+		chunk := p[:min(len(p), api.MaxStdinFrame)]
+		if err := in.frame(ctx, chunk); err != nil {
+			return sent, err
+		}
+		sent += len(chunk)
+		p = p[len(chunk):]
+	}
+	return sent, nil
+}
+
+func (in *stdin) frame(ctx context.Context, chunk []byte) error {
+	in.mu.Lock()
+	for len(in.kept)+len(chunk) > api.StdinWindow && in.err == nil && !in.closed {
+		in.wake.Wait()
+	}
+	in.mu.Unlock()
+	in.sending.Lock()
+	defer in.sending.Unlock()
+	in.mu.Lock()
+	switch {
+	case in.err != nil:
+		in.mu.Unlock()
+		return in.err
+	case in.closed || in.ended:
+		in.mu.Unlock()
+		return io.ErrClosedPipe
+	}
+	in.kept = append(in.kept, chunk...)
+	conn := in.conn
+	in.mu.Unlock()
+	if conn != nil {
+		// A write that breaks is not an error: Next finds out as well, and
+		// the new connection gets what was kept.
+		_ = conn.Write(ctx, websocket.MessageBinary, api.AppendStdin(make([]byte, 0, 1+len(chunk)), chunk))
+	}
+	return nil
+}
+
+// taken notes that the process has taken total bytes in all.
+func (in *stdin) taken(total int64, closed bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.forget(total + in.skew)
+	in.closed = in.closed || closed
+	in.wake.Broadcast()
+}
+
+// forget drops what lies before total; in.mu is held.
+func (in *stdin) forget(total int64) {
+	n := min(max(total-in.base, 0), int64(len(in.kept)))
+	in.kept = in.kept[n:]
+	in.base += n
+	if len(in.kept) == 0 {
+		in.kept = nil // lets the array go
+	}
+}
+
+// control sends a message, or leaves it to the next connection.
+func (in *stdin) control(ctx context.Context, m api.Message, note func()) error {
+	in.sending.Lock()
+	defer in.sending.Unlock()
+	in.mu.Lock()
+	if in.err != nil {
+		defer in.mu.Unlock()
+		return in.err
+	}
+	note()
+	conn := in.conn
+	in.mu.Unlock()
+	if conn != nil {
+		send(ctx, conn, m)
+	}
+	return nil
+}
+
+func send(ctx context.Context, conn *websocket.Conn, m api.Message) {
+	b, err := json.Marshal(m)
+	if err == nil {
+		err = conn.Write(ctx, websocket.MessageText, b)
+	}
+	_ = err // see frame: Next finds out
+}
+
+func (in *stdin) finish(ctx context.Context) error {
+	in.mu.Lock()
+	again := in.ended
+	in.mu.Unlock()
+	if again {
+		return nil
+	}
+	return in.control(ctx, api.Message{Type: api.MsgCloseStdin}, func() { in.ended = true })
+}
+
+func (in *stdin) resize(ctx context.Context, size sandbox.WindowSize) error {
+	return in.control(ctx, api.Message{Type: api.MsgResize, Cols: size.Cols, Rows: size.Rows}, func() { in.size = &size })
+}
+
+// detach notes that there is no connection.
+func (in *stdin) detach() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.conn = nil
+}
+
+// attach goes on, on a new connection, after the taken bytes.
+func (in *stdin) attach(ctx context.Context, conn *websocket.Conn, taken int64) {
+	in.sending.Lock()
+	defer in.sending.Unlock()
+	in.mu.Lock()
+	in.skew = max(in.base-taken, 0)
+	in.forget(taken)
+	kept, ended, size := append([]byte(nil), in.kept...), in.ended, in.size
+	in.conn = conn
+	in.wake.Broadcast()
+	in.mu.Unlock()
+	for len(kept) > 0 {
+		n := min(len(kept), api.MaxStdinFrame)
+		if conn.Write(ctx, websocket.MessageBinary, api.AppendStdin(nil, kept[:n])) != nil {
+			return // Next finds out
+		}
+		kept = kept[n:]
+	}
+	if ended {
+		send(ctx, conn, api.Message{Type: api.MsgCloseStdin})
+	}
+	if size != nil {
+		send(ctx, conn, api.Message{Type: api.MsgResize, Cols: size.Cols, Rows: size.Rows})
+	}
+}
+
+// end wakes every writer for good.
+func (in *stdin) end(err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.err == nil {
+		in.err = err
+		in.wake.Broadcast()
+	}
+}

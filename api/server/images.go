@@ -1,0 +1,64 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+type (
+	imageTarget struct {
+		Name string `path:"name" maxLength:"255" doc:"May hold slashes, as they are."`
+	}
+	importInput struct {
+		Name string `query:"name" required:"true" maxLength:"255"`
+	}
+)
+
+func (s *server) imageRoutes() {
+	register(s, huma.Operation{
+		OperationID: "list-images", Method: http.MethodGet, Path: "/v1/images",
+		Summary: "List the images", Tags: []string{"images"},
+	}, func(ctx context.Context, _ *empty) (*result[api.ImageList], error) {
+		images, err := s.m.Images(ctx)
+		return wrap(api.ImageList{Items: orEmpty(images)}, err)
+	})
+	register(s, huma.Operation{
+		OperationID: "import-image", Method: http.MethodPost, Path: "/v1/images", DefaultStatus: http.StatusCreated,
+		Summary: "Import a tar archive as an image", Tags: []string{"images"}, RequestBody: streamBody("application/x-tar"),
+	}, func(ctx context.Context, in *importInput) (*result[sandbox.Image], error) {
+		if err := sandbox.ValidateImageName(in.Name); err != nil {
+			return nil, err
+		}
+		return wrap(s.m.ImportImage(ctx, in.Name, requestOf(ctx).r.Body))
+	})
+	register(s, huma.Operation{
+		OperationID: "get-image", Method: http.MethodGet, Path: "/v1/images/{name}",
+		Summary: "One image", Tags: []string{"images"},
+	}, func(ctx context.Context, in *imageTarget) (*result[sandbox.Image], error) {
+		if err := sandbox.ValidateImageName(in.Name); err != nil {
+			return nil, err
+		}
+		return wrap(s.m.Image(ctx, in.Name))
+	})
+	register(s, huma.Operation{
+		OperationID: "remove-image", Method: http.MethodDelete, Path: "/v1/images/{name}", DefaultStatus: http.StatusNoContent,
+		Summary: "Remove an image's name and what only it used", Tags: []string{"images"},
+	}, func(ctx context.Context, in *imageTarget) (*empty, error) {
+		if err := sandbox.ValidateImageName(in.Name); err != nil {
+			return nil, err
+		}
+		return nil, s.m.RemoveImage(ctx, in.Name)
+	})
+}
+
+// streamBody documents a body that is read as it comes and not as JSON.
+func streamBody(contentType string) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}},
+	}}
+}

@@ -1,0 +1,73 @@
+package server
+
+import (
+	"context"
+	"io"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Manager is what the server needs of the daemon. A ref is an id, a name or
+// a unique beginning of an id. Errors wrap one class of package sandbox; an
+// error that wraps none is shown to the caller as a request id only.
+type Manager interface {
+	Sandboxes
+	Processes
+	Images
+	Events
+	// Files returns the file work of a running sandbox.
+	Files(ctx context.Context, ref string) (sandbox.Files, error)
+	// Doctor examines the host.
+	Doctor(ctx context.Context) []sandbox.Check
+}
+
+// Sandboxes is the lifecycle part of Manager.
+type Sandboxes interface {
+	// Create returns when the sandbox runs.
+	Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error)
+	// Sandbox also finds sandboxes that have ended.
+	Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	Pause(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Resume(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	// Remove ends a sandbox; of an ended one it returns the record.
+	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+}
+
+// Processes is the part of Manager that runs commands. The connections that
+// Exec and Attach return outlive ctx; closing one wakes whoever waits in it.
+type Processes interface {
+	StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.Process, error)
+	Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
+	// Attach reads from an output offset on; a negative one means the
+	// oldest byte kept.
+	Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)
+	Processes(ctx context.Context, ref string) ([]sandbox.Process, error)
+	Process(ctx context.Context, ref string, id sandbox.ProcessID) (sandbox.Process, error)
+	SignalProcess(ctx context.Context, ref string, id sandbox.ProcessID, signal string) error
+	// KeptOutput returns the end of a process's output as kept when its
+	// sandbox stopped or ended; without an id, that of the last process.
+	KeptOutput(ctx context.Context, ref string, id sandbox.ProcessID) ([]byte, error)
+}
+
+// Images is the part of Manager that keeps images.
+type Images interface {
+	Images(ctx context.Context) ([]sandbox.Image, error)
+	Image(ctx context.Context, name string) (sandbox.Image, error)
+	// ImportImage reads a tar archive, plain or compressed.
+	ImportImage(ctx context.Context, name string, r io.Reader) (sandbox.Image, error)
+	RemoveImage(ctx context.Context, name string) error
+}
+
+// Events is the part of Manager that tells what happened.
+type Events interface {
+	// Events returns those after a sequence number, oldest first, of one
+	// sandbox or, without a ref, of all.
+	Events(ctx context.Context, after int64, ref string, limit int) ([]sandbox.Event, error)
+	// Subscribe returns a channel that gets a value after new events, and
+	// the function that ends the subscription.
+	Subscribe() (<-chan struct{}, func())
+}

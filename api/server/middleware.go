@@ -1,0 +1,150 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// request is what the handlers know of the request besides its fields.
+type request struct {
+	id string
+	w  http.ResponseWriter
+	r  *http.Request
+}
+
+type requestKey struct{}
+
+// requestOf returns the request a context belongs to; an empty one for a
+// context that did not come through the middleware.
+func requestOf(ctx context.Context) *request {
+	if r, ok := ctx.Value(requestKey{}).(*request); ok {
+		return r
+	}
+	return &request{}
+}
+
+// bodyRead lifts the deadline on reading the body.
+func (r *request) bodyRead() {
+	if r.w != nil {
+		// Recorders of tests have no deadline, and nothing hangs on it.
+		_ = http.NewResponseController(r.w).SetReadDeadline(time.Time{})
+	}
+}
+
+// middleware names each request, logs it, and keeps a panic from being more
+// than one failed request.
+func (s *server) middleware(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		req := &request{id: requestID(r.Header.Get(api.HeaderRequestID))}
+		rec := &recorder{ResponseWriter: w}
+		req.w = rec
+		req.r = r.WithContext(context.WithValue(r.Context(), requestKey{}, req))
+		w.Header().Set(api.HeaderRequestID, req.id)
+		begin := time.Now()
+		defer func() {
+			p := recover()
+			if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares the panic value so, too
+				s.log.ErrorContext(r.Context(), "panic in a handler", "request", req.id, "method", r.Method,
+					"path", r.URL.Path, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			}
+			s.log.DebugContext(r.Context(), "request", "request", req.id, "method", r.Method, "path", r.URL.Path,
+				"status", rec.status, "actor", actorOf(r.Context()), "took", time.Since(begin))
+			if p == nil {
+				return
+			}
+			if rec.status != 0 {
+				panic(http.ErrAbortHandler) // the answer has begun: only a broken connection can tell
+			}
+			writeProblem(rec, api.ProblemOf(fmt.Errorf("panic: %v", p), req.id))
+		}()
+		next.ServeHTTP(rec, req.r)
+	})
+}
+
+// requestID keeps a caller's own id when it is short and plain.
+func requestID(given string) string {
+	if given != "" && len(given) <= 64 && strings.Trim(given, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == "" {
+		return given
+	}
+	return "rq" + strings.ToLower(rand.Text()[:16])
+}
+
+// recorder remembers whether an answer has begun. It deliberately hides
+// io.ReaderFrom: copies go through our own, larger buffers.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 && status >= 200 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController find deadlines and flushing.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// Hijack notes that the connection is no longer HTTP's.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c, rw, err := http.NewResponseController(r.ResponseWriter).Hijack()
+	if err == nil {
+		r.status = http.StatusSwitchingProtocols
+	}
+	return c, rw, err
+}
+
+// problem turns a handler's error into what the caller sees, and logs what
+// the caller must not see.
+func (s *server) problem(ctx context.Context, err error) error {
+	if _, ok := errors.AsType[huma.StatusError](err); ok {
+		return err
+	}
+	p := s.problemOf(ctx, err)
+	if p.Status == http.StatusTooManyRequests || p.Status == http.StatusServiceUnavailable {
+		return huma.ErrorWithHeaders(p, http.Header{"Retry-After": {"1"}})
+	}
+	return p
+}
+
+func (s *server) problemOf(ctx context.Context, err error) *api.Problem {
+	req := requestOf(ctx)
+	p := api.ProblemOf(err, req.id)
+	if p.Code == api.CodeInternal {
+		attrs := []any{"request", req.id, "error", err}
+		if req.r != nil {
+			attrs = append(attrs, "method", req.r.Method, "path", req.r.URL.Path)
+		}
+		s.log.Log(ctx, slog.LevelError, "request failed", attrs...)
+	}
+	return p
+}
+
+// writeProblem writes a problem outside the framework.
+func writeProblem(w http.ResponseWriter, p *api.Problem) {
+	w.Header().Set("Content-Type", api.ProblemContentType)
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // the client may be gone
+}

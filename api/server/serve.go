@@ -1,0 +1,177 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Bounds of a connection. Streams live as long as they like; only what a
+// client must send before its request is understood is timed.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+	shutdownGrace = 5 * time.Second
+)
+
+// serving is one run of Serve: streams watch drain, and Serve waits for
+// those the HTTP server no longer knows.
+type serving struct {
+	drain chan struct{} // closed when streams are to end
+	idle  chan struct{} // closed when, after that, none is left
+
+	mu      sync.Mutex
+	streams int
+	closing bool
+}
+
+// enter notes a stream; false when the server takes no more.
+func (r *serving) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing {
+		return false
+	}
+	r.streams++
+	return true
+}
+
+func (r *serving) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams--
+	if r.closing && r.streams == 0 {
+		close(r.idle)
+	}
+}
+
+// close asks the streams to end.
+func (r *serving) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closing = true
+	close(r.drain)
+	if r.streams == 0 {
+		close(r.idle)
+	}
+}
+
+type (
+	servingKey struct{}
+	actorKey   struct{}
+)
+
+// Serve answers ln's connections with h until ctx ends. Then it takes no
+// more, asks streams to end, gives requests in flight a few seconds and
+// breaks what is left. It returns nil after a shutdown, and never waits
+// longer than about twice the grace.
+func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
+	run := &serving{drain: make(chan struct{}), idle: make(chan struct{})}
+	// Requests must outlive ctx by the grace, so they hang on base.
+	base, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), servingKey{}, run))
+	defer cancel()
+	srv := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, actorKey{}, peerOf(c))
+		},
+		ErrorLog: log.New(slogWriter{}, "", 0),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(ln) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serving the API on %s: %w", ln.Addr(), err)
+	case <-ctx.Done():
+	}
+	run.close()
+	grace, done := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
+	defer done()
+	err := srv.Shutdown(grace)
+	select {
+	case <-run.idle:
+	case <-grace.Done():
+	}
+	cancel()
+	if err != nil {
+		err = srv.Close()
+	}
+	if serr := <-failed; !errors.Is(serr, http.ErrServerClosed) {
+		return errors.Join(err, serr)
+	}
+	return err
+}
+
+// draining returns a channel that is closed when the server wants its
+// streams to end; nil, which blocks for ever, outside Serve.
+func draining(ctx context.Context) <-chan struct{} {
+	if run, ok := ctx.Value(servingKey{}).(*serving); ok {
+		return run.drain
+	}
+	return nil
+}
+
+// streaming notes a stream that Serve must wait for and returns the function
+// to call at its end; an error when the server is going down.
+func streaming(ctx context.Context) (func(), error) {
+	run, ok := ctx.Value(servingKey{}).(*serving)
+	if !ok {
+		return func() {}, nil
+	}
+	if !run.enter() {
+		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "shutting_down", "the daemon is shutting down: try again in a moment")
+	}
+	return run.leave, nil
+}
+
+// actorOf names who sent the request.
+func actorOf(ctx context.Context) string {
+	if a, ok := ctx.Value(actorKey{}).(string); ok {
+		return a
+	}
+	return "unknown"
+}
+
+// peerOf names the other end of a connection: the uid the kernel noted when
+// a unix socket was connected (unix(7), SO_PEERCRED), else its address.
+func peerOf(c net.Conn) string {
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		return "addr:" + c.RemoteAddr().String()
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return "unknown"
+	}
+	var cred *unix.Ucred
+	var serr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || serr != nil {
+		return "unknown"
+	}
+	return fmt.Sprintf("uid:%d", cred.Uid)
+}
+
+// slogWriter carries net/http's own complaints into the log.
+type slogWriter struct{}
+
+func (slogWriter) Write(p []byte) (int, error) {
+	slog.Debug("http server", "message", string(p))
+	return len(p), nil
+}
