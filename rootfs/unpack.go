@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -145,10 +146,8 @@ func (u *unpacker) entry(hdr *tar.Header, content io.Reader) error {
 
 // openBeneath opens a directory of the tree, following nothing.
 func (u *unpacker) openBeneath(path string) (int, error) {
-	return unix.Openat2(int(u.root.Fd()), path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	})
+	return linux.OpenBeneath(int(u.root.Fd()), path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0,
+		unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
 }
 
 // openParent returns the directory that holds the last of parts. Directories
