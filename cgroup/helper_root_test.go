@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "wait": // until standard input ends
 		_, _ = io.Copy(io.Discard, os.Stdin)
+	case "up": // tells that it runs, then waits
+		fmt.Println("up")
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	case "burn":
 		for {
 		}

@@ -25,11 +25,11 @@ func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
 	if err != nil {
 		return err
 	}
-	cpus, err := t.pin(id, l)
+	cpus, pinned, err := t.pin(id, l)
 	if err != nil {
 		return err
 	}
-	if err := t.apply(dir, planLimits(l, cpus, t.devices(), t.controllers)); err != nil {
+	if err := t.apply(dir, planLimits(l, cpus, pinned, t.devices(), t.controllers)); err != nil {
 		// ENODEV is also what a cgroup answers that is being removed.
 		if _, alive := read(dir, "cgroup.events"); errors.Is(err, unix.ENODEV) && alive == nil {
 			return sandbox.Errorf(sandbox.ErrUnsupported, "io_device", "limiting %s: %w: io.max takes whole disks only", id, err)
@@ -52,29 +52,29 @@ func (t *Tree) devices() []string {
 }
 
 // pin chooses the cpus of a sandbox: those it has, if they are as many as it
-// wants, else the least loaded. Nil means all.
-func (t *Tree) pin(id sandbox.ID, l sandbox.Limits) ([]int, error) {
-	if !slices.Contains(t.controllers, ctlCPUSet) {
-		return nil, nil
+// wants, else the least loaded. One that is not pinned has all.
+func (t *Tree) pin(id sandbox.ID, l sandbox.Limits) (cpus []int, pinned bool, err error) {
+	if !t.has(ctlCPUSet) {
+		return nil, false, nil
 	}
 	set, err := read(t.dir, "cpuset.cpus.effective")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	allowed, err := parseCPUList(set)
 	if err != nil {
-		return nil, fmt.Errorf("reading the host's cpus: %w", err)
+		return nil, false, fmt.Errorf("reading the host's cpus: %w", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := cpusWanted(l, len(allowed))
 	if n == 0 {
 		delete(t.pinned, id)
-		return nil, nil
+		return allowed, false, nil
 	}
 	p := pin{cpus: t.pinned[id].cpus, load: l.CPUs / math.Ceil(l.CPUs)}
-	online := !slices.ContainsFunc(p.cpus, func(c int) bool { return !slices.Contains(allowed, c) })
-	if len(p.cpus) != n || !online {
+	offline := slices.ContainsFunc(p.cpus, func(c int) bool { return !slices.Contains(allowed, c) })
+	if len(p.cpus) != n || offline {
 		delete(t.pinned, id)
 		load := map[int]float64{}
 		for _, other := range t.pinned {
@@ -85,5 +85,5 @@ func (t *Tree) pin(id sandbox.ID, l sandbox.Limits) ([]int, error) {
 		p.cpus = pickCPUs(allowed, load, n)
 	}
 	t.pinned[id] = p
-	return p.cpus, nil
+	return p.cpus, true, nil
 }

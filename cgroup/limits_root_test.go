@@ -53,7 +53,7 @@ func TestOOMTakesTheWorkloadAndLeavesPID1(t *testing.T) {
 		t.Errorf("event %+v, want an OOM before any end", e)
 	}
 	u, err := tree.Usage(id)
-	if err != nil || u.OOMKills < e.Count || u.MemoryPeakBytes == 0 || u.MemoryPeakBytes > 48<<20 {
+	if err != nil || u.OOMKills < e.Count || u.MemoryPeakBytes == 0 || u.MemoryPeakBytes > 49<<20 { // charges overlap the limit by some pages
 		t.Errorf("usage %+v, %v", u, err)
 	}
 	select {
@@ -179,7 +179,7 @@ func TestLimitsAreTakenBack(t *testing.T) {
 			"io.max": devices[0] + " rbps=1048576 wbps=max riops=max wiops=50",
 		}},
 		{sandbox.Limits{}, map[string]string{
-			"cpu.max": "max 100000", "../cpu.weight": "100", "memory.max": "max", "pids.max": "max", "io.max": "", "cpuset.cpus": "",
+			"cpu.max": "max 100000", "../cpu.weight": "100", "memory.max": "max", "pids.max": "max", "io.max": "",
 		}},
 	} {
 		for range 2 {

@@ -58,7 +58,7 @@ type setting struct {
 	content    string
 	controller string // whose file it is; skipped where that is missing
 	optional   bool   // the kernel may lack the file (no swap configured)
-	reset      bool   // takes back a limit: skipped when the file is empty already
+	reset      bool   // takes back a limit: skipped where none was ever set, the file being empty
 }
 
 // planFixed lists what every sandbox gets once, whatever its limits.
@@ -80,9 +80,9 @@ func planFixed(have []string) []setting {
 	})
 }
 
-// planLimits lists what makes l true. cpus is the set to pin to, nil for all;
-// devices are the "MAJ:MIN" of the volume's disks.
-func planLimits(l sandbox.Limits, cpus []int, devices, have []string) []setting {
+// planLimits lists what makes l true. cpus is the set to pin to, all of the
+// host's where pinned is false; devices are the "MAJ:MIN" of the volume's disks.
+func planLimits(l sandbox.Limits, cpus []int, pinned bool, devices, have []string) []setting {
 	weight := l.CPUWeight
 	if weight == 0 {
 		weight = defaultWeight
@@ -92,8 +92,9 @@ func planLimits(l sandbox.Limits, cpus []int, devices, have []string) []setting 
 		// other sandboxes: so on ID. Inside, work competes only with init.
 		{part: partID, file: "cpu.weight", content: strconv.FormatUint(weight, 10), controller: ctlCPU},
 		{part: partWork, file: "cpu.max", content: cpuMax(l.CPUs), controller: ctlCPU},
-		// A newline, not nothing, empties the set: an empty write(2) may be dropped.
-		{part: partWork, file: "cpuset.cpus", content: formatCPUList(cpus) + "\n", controller: ctlCPUSet},
+		// The kernel refuses to empty the set of a cgroup with processes (ENOSPC),
+		// so "no longer pinned" is the list of all cpus.
+		{part: partWork, file: "cpuset.cpus", content: formatCPUList(cpus), controller: ctlCPUSet, reset: !pinned},
 		{part: partWork, file: "memory.max", content: orMax(l.MemoryBytes), controller: ctlMemory},
 		{part: partWork, file: "pids.max", content: orMax(l.PIDs), controller: ctlPIDs},
 	}

@@ -2,7 +2,6 @@ package cgroup
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,7 +13,7 @@ import (
 func render(plan []setting) []string {
 	var out []string
 	for _, s := range plan {
-		line := s.part + "/" + s.file + "=" + strings.TrimSuffix(s.content, "\n")
+		line := s.part + "/" + s.file + "=" + s.content
 		if s.reset {
 			line += " (reset)"
 		}
@@ -28,15 +27,16 @@ func TestPlanLimits(t *testing.T) {
 		name    string
 		limits  sandbox.Limits
 		cpus    []int
+		pinned  bool
 		devices []string
 		have    []string
 		want    []string
 	}{
 		{
 			name: "nothing asked resets everything",
-			have: allControllers(), devices: []string{"254:0"},
+			cpus: []int{0, 1}, have: allControllers(), devices: []string{"254:0"},
 			want: []string{
-				"/cpu.weight=100", "work/cpu.max=max 100000", "work/cpuset.cpus=", "work/memory.max=max", "work/pids.max=max",
+				"/cpu.weight=100", "work/cpu.max=max 100000", "work/cpuset.cpus=0,1 (reset)", "work/memory.max=max", "work/pids.max=max",
 				"work/io.max=254:0 rbps=max wbps=max riops=max wiops=max (reset)",
 			},
 		},
@@ -46,7 +46,7 @@ func TestPlanLimits(t *testing.T) {
 				CPUs: 1.5, CPUWeight: 250, MemoryBytes: 64 << 20, PIDs: 32,
 				IOReadBPS: 1, IOWriteBPS: 2, IOReadIOPS: 3, IOWriteIOPS: 1 << 63,
 			},
-			cpus: []int{0, 2}, have: allControllers(), devices: []string{"254:0", "7:1"},
+			cpus: []int{0, 2}, pinned: true, have: allControllers(), devices: []string{"254:0", "7:1"},
 			want: []string{
 				"/cpu.weight=250", "work/cpu.max=150000 100000", "work/cpuset.cpus=0,2", "work/memory.max=67108864", "work/pids.max=32",
 				"work/io.max=254:0 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
@@ -67,7 +67,7 @@ func TestPlanLimits(t *testing.T) {
 		},
 		{name: "no controllers", limits: sandbox.Limits{CPUs: 1, PIDs: 1}},
 	} {
-		got := render(planLimits(c.limits, c.cpus, c.devices, c.have))
+		got := render(planLimits(c.limits, c.cpus, c.pinned, c.devices, c.have))
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}

@@ -166,7 +166,8 @@ func TestGuestRights(t *testing.T) {
 func TestFreezeHoldsTheWorkloadAlone(t *testing.T) {
 	tree := newTree(t)
 	id, init := settled(t, tree)
-	worker := start(t, dirOf(t, tree, id, partWork), "wait", "")
+	worker := start(t, dirOf(t, tree, id, partWork), "up", "")
+	worker.line(t) // its signal handlers stand
 	for range 2 {
 		if err := tree.Freeze(soon(t), id); err != nil {
 			t.Fatal(err)
@@ -175,7 +176,8 @@ func TestFreezeHoldsTheWorkloadAlone(t *testing.T) {
 	if frozen, err := tree.Frozen(id); err != nil || !frozen {
 		t.Fatalf("frozen %v, %v", frozen, err)
 	}
-	// TERM waits for the thaw in a frozen process, and only there.
+	// A signal with a handler waits for the thaw in a frozen process, and only
+	// there. (One whose default action is death kills it frozen as it is.)
 	for _, p := range []*process{worker, init} {
 		if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -316,23 +318,40 @@ func TestOpenNamesWhatIsMissing(t *testing.T) {
 
 func TestOpenStepsAside(t *testing.T) {
 	tree := newTree(t)
-	bystander := start(t, tree.dir, "wait", "")
-	daemon := start(t, tree.dir, "open", tree.parent)
-	var r openReport
-	if err := json.Unmarshal([]byte(daemon.line(t)), &r); err != nil {
+	// As a unit's cgroup: it holds the daemon, and nothing is enabled in it.
+	unit := filepath.Join(tree.dir, "unit.service")
+	if err := makeCgroup(unit); err != nil {
 		t.Fatal(err)
 	}
-	if own, err := parseOwnCgroup(r.Own); r.Err != "" || err != nil || own != tree.parent+"/daemon" {
-		t.Fatalf("opened with %q, stands in %q, %v", r.Err, own, err)
+	for _, parent := range []string{tree.parent + "/unit.service", tree.parent + "/unit.service/sandboxes"} {
+		bystander := start(t, unit, "wait", "")
+		daemon := start(t, unit, "open", parent)
+		var r openReport
+		if err := json.Unmarshal([]byte(daemon.line(t)), &r); err != nil {
+			t.Fatal(err)
+		}
+		if own, err := parseOwnCgroup(r.Own); r.Err != "" || err != nil || own != tree.parent+"/unit.service/daemon" {
+			t.Fatalf("opened with %q, stands in %q, %v", r.Err, own, err)
+		}
+		if pids, err := procs(unit); err != nil || len(pids) != 0 {
+			t.Fatalf("still in the unit's cgroup: %v, %v", pids, err)
+		}
+		enabled, err := read(filepath.Join(tree.mount, parent), "cgroup.subtree_control")
+		if lack := missing(enabled, tree.Controllers()); err != nil || len(lack) > 0 {
+			t.Fatalf("not enabled for the sandboxes: %v, %v", lack, err)
+		}
+		_ = bystander.in.Close()
+		bystander.ended(t)
+		daemon.ended(t)
+		if err := removeAll(unit); err != nil {
+			t.Fatal(err)
+		}
+		if err := makeCgroup(unit); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if pids, err := procs(tree.dir); err != nil || len(pids) != 0 {
-		t.Fatalf("still in the parent: %v, %v", pids, err)
-	}
-	_ = bystander.in.Close()
-	bystander.ended(t)
-	daemon.ended(t)
 	if ids, err := tree.List(); err != nil || len(ids) != 0 {
-		t.Fatalf("the leaf is taken for a sandbox: %v, %v", ids, err)
+		t.Fatalf("a cgroup of another name is taken for a sandbox: %v, %v", ids, err)
 	}
 }
 
