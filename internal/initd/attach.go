@@ -142,11 +142,16 @@ func (s *Server) forget(p *process) {
 	t := s.procs
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for p.exit == nil && time.Now().Before(deadline) {
+	for time.Now().Before(deadline) {
+		if p.exit != nil {
+			p.dropGroupLocked()
+			if p.group == nil {
+				break
+			}
+		}
 		t.changed.Wait()
 	}
 	if p.exit != nil {
-		p.dropGroupLocked()
 		t.dropLocked(p)
 	}
 }

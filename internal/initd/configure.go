@@ -98,8 +98,8 @@ func closeAll(files ...*os.File) {
 // go, its processes are killed and its connections cut first.
 func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock func(), err error) {
 	if !switching {
-		s.root.Lock()
-		return s.root.Unlock, nil
+		s.cfgMu.Lock()
+		return s.cfgMu.Unlock, nil
 	}
 	began := time.Now()
 	deadline := began.Add(switchPatience)
@@ -118,12 +118,14 @@ func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock fu
 			}
 		}
 	}
+	s.cfgMu.Lock()
+	unlock = func() { s.cfgMu.Unlock(); s.root.Unlock() }
 	if err := s.procs.killAll(deadline); err != nil {
-		s.root.Unlock()
+		unlock()
 		return nil, err
 	}
 	done.Kill = time.Since(began)
-	return s.root.Unlock, nil
+	return unlock, nil
 }
 
 // killAll ends every process of the pid namespace but PID 1, which kill(2)
@@ -150,7 +152,7 @@ func (t *table) killAll(deadline time.Time) error {
 }
 
 func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.File, done *initproto.Configured) error {
-	if !s.cfg.done {
+	if !s.ready.Load() {
 		if err := closeNamespaces(); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnsupported, "namespaces_open", "forbidding nested namespaces: %w", err)
 		}
@@ -160,7 +162,7 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 		if err := switchRoot(root, extra, a.Extra); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
 		}
-		s.cfg.switches++
+		s.switches.Add(1)
 	}
 	done.Switch = time.Since(began)
 	began = time.Now()
@@ -197,7 +199,8 @@ func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured
 	if s.cfg.worker != nil {
 		s.cfg.worker.stop()
 	}
-	s.cfg.worker, s.cfg.Configure, s.cfg.done = w, a, true
+	s.cfg.worker, s.cfg.Configure = w, a
+	s.ready.Store(true)
 	keep := a.KeepEnded
 	if keep <= 0 {
 		keep = defaultKeepEnded

@@ -32,8 +32,8 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	s.root.RLock()
-	defer s.root.RUnlock()
+	s.cfgMu.RLock()
+	defer s.cfgMu.RUnlock()
 	cfg, err := s.settingsNow()
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,22 +33,24 @@ type Server struct {
 	tidy  *time.Timer
 	slots chan struct{}
 
-	// root is held for reading by every operation that touches the user's
-	// root, for writing while a root is switched.
+	// root is held for reading by file work, however long that takes, for
+	// writing while a root is switched. Taken before cfgMu.
 	root sync.RWMutex
-	cfg  settings
+	// cfgMu guards cfg; starting a process holds it for reading.
+	cfgMu    sync.RWMutex
+	cfg      settings
+	switches atomic.Int64
+	ready    atomic.Bool
 
 	connMu sync.Mutex
 	conns  map[*conn]bool // true: bound to the present root
 }
 
-// settings is what configure set; guarded by Server.root.
+// settings is what configure set.
 type settings struct {
 	initproto.Configure
-	done     bool
-	switches int
-	work     *os.File // the work cgroup's directory, or nil
-	worker   *worker
+	work   *os.File // the work cgroup's directory, or nil
+	worker *worker
 }
 
 // New returns a server; build names the program's version.
@@ -159,12 +162,10 @@ func with[T any](req initproto.Request, f func(T) error) error {
 }
 
 func (s *Server) info() initproto.Info {
-	s.root.RLock()
-	defer s.root.RUnlock()
 	live, seq := s.procs.summary()
 	return initproto.Info{
 		Version: initproto.Version, Build: s.build, UptimeSecs: time.Since(s.began).Seconds(),
-		Live: live, LastSeq: seq, Configured: s.cfg.done, Switches: s.cfg.switches,
+		Live: live, LastSeq: seq, Configured: s.ready.Load(), Switches: int(s.switches.Load()),
 	}
 }
 
@@ -190,9 +191,9 @@ func errNotConfigured() error {
 	return sandbox.Errorf(sandbox.ErrConflict, "not_configured", "the sandbox has no configuration yet: configure it first")
 }
 
-// settingsNow returns the configuration while s.root is held.
+// settingsNow returns the configuration; the caller holds s.cfgMu.
 func (s *Server) settingsNow() (settings, error) {
-	if !s.cfg.done {
+	if !s.ready.Load() {
 		return settings{}, errNotConfigured()
 	}
 	return s.cfg, nil

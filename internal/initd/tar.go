@@ -1,0 +1,376 @@
+package initd
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// tarOut sends a file or tree. It runs on the user's thread as a whole: what
+// the user may not read fails there, as it would for tar itself.
+func (j *fileJob) tarOut() error {
+	err := j.as(func() error {
+		fd, err := open(j.args.Path, unix.O_PATH|unix.O_NOFOLLOW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := refuseOwn(fd); err != nil {
+			return err
+		}
+		if err := j.c.reply(struct{}{}); err != nil {
+			return err
+		}
+		out := bufferedData(j.c)
+		a := &archiver{w: tar.NewWriter(out), names: loadNames(), links: make(map[inode]string)}
+		base := path.Base(j.args.Path)
+		if base == "/" {
+			base = "."
+		}
+		if err := a.add(fd, base, 0); err != nil {
+			return err
+		}
+		return errors.Join(a.w.Close(), out.Flush())
+	})
+	if err != nil {
+		return fileError("archiving", j.args.Path, err)
+	}
+	return j.c.send(initproto.FrameEnd, nil)
+}
+
+type inode struct{ dev, ino uint64 }
+
+type archiver struct {
+	w     *tar.Writer
+	names names
+	links map[inode]string // first name of files that have several
+}
+
+const maxTarDepth = 512
+
+// add writes the file open (O_PATH) as fd, and what is beneath it.
+func (a *archiver) add(fd int, name string, depth int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	h := &tar.Header{
+		Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid), Uname: a.names.users[st.Uid],
+		Gname: a.names.groups[st.Gid], ModTime: time.Unix(st.Mtim.Unix()), Format: tar.FormatPAX,
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		if depth >= maxTarDepth {
+			return sandbox.Errorf(sandbox.ErrTooLarge, "tree_too_deep", "directory %.100q is more than %d levels deep", name, maxTarDepth)
+		}
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+		if err := a.w.WriteHeader(h); err != nil {
+			return err
+		}
+		return a.addEntries(fd, name, depth)
+	case unix.S_IFLNK:
+		buf := make([]byte, maxPath)
+		n, err := unix.Readlinkat(fd, "", buf)
+		if err != nil {
+			return err
+		}
+		h.Typeflag, h.Linkname = tar.TypeSymlink, string(buf[:n])
+		return a.w.WriteHeader(h)
+	case unix.S_IFIFO:
+		h.Typeflag = tar.TypeFifo
+		return a.w.WriteHeader(h)
+	case unix.S_IFREG:
+		return a.addRegular(fd, h, &st)
+	}
+	return nil // sockets and devices mean nothing elsewhere
+}
+
+func (a *archiver) addEntries(fd int, name string, depth int) error {
+	dfd, err := linux.OpenBeneath(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(dfd), name)
+	defer f.Close()
+	entries, err := sortedNames(f)
+	if err != nil {
+		return err
+	}
+	if len(entries) > maxEntries {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "directory %.100q has more than %d entries", name, maxEntries)
+	}
+	for _, e := range entries {
+		efd, err := linux.OpenBeneath(dfd, e, unix.O_PATH|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
+			continue // gone since, or another mount: /proc beneath /
+		}
+		if err != nil {
+			return err
+		}
+		err = a.add(efd, path.Join(name, e), depth+1)
+		_ = unix.Close(efd)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addRegular writes a file's bytes, exactly as many as its header says: what
+// a file that shrank lacks is filled with zeros, what one that grew has more
+// is left out.
+func (a *archiver) addRegular(fd int, h *tar.Header, st *unix.Stat_t) error {
+	if st.Nlink > 1 {
+		id := inode{st.Dev, st.Ino}
+		if first, ok := a.links[id]; ok {
+			h.Typeflag, h.Linkname = tar.TypeLink, first
+			return a.w.WriteHeader(h)
+		}
+		a.links[id] = h.Name
+	}
+	rfd, err := unix.Open(fdPath(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("%.200s: %w", h.Name, err)
+	}
+	f := os.NewFile(uintptr(rfd), h.Name)
+	defer f.Close()
+	h.Typeflag, h.Size = tar.TypeReg, st.Size
+	if err := a.w.WriteHeader(h); err != nil {
+		return err
+	}
+	n, err := io.Copy(a.w, io.LimitReader(f, st.Size))
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(a.w, zeros{}, st.Size-n)
+	return err
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// tarIn unpacks beneath a directory, which is made if missing. Where the
+// archive breaks off, what came before stays.
+func (j *fileJob) tarIn() error {
+	err := j.as(func() error {
+		fd, err := mkdirAll(j.args.Path, 0o755)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := refuseKernelFS(fd); err != nil {
+			return err
+		}
+		if err := j.c.reply(struct{}{}); err != nil {
+			return err
+		}
+		in := &upload{c: j.c}
+		u := &unpacker{root: fd, owner: j.acc.uid == 0}
+		if err := u.unpack(tar.NewReader(in)); err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, in) // padding after the archive's end
+		return err
+	})
+	if err != nil {
+		return fileError("unpacking beneath", j.args.Path, err)
+	}
+	return j.c.reply(struct{}{})
+}
+
+// beneath keeps every name of an archive under the target: links may be
+// followed as far as they stay there.
+const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
+
+type unpacker struct {
+	root  int
+	owner bool // ids come from the archive
+	dirs  []dirTimes
+}
+
+type dirTimes struct {
+	name string
+	mode uint32
+	at   time.Time
+}
+
+func (u *unpacker) unpack(r *tar.Reader) error {
+	for {
+		h, err := r.Next()
+		if isEOF(err) {
+			return u.finishDirs()
+		}
+		if err != nil {
+			if _, ok := errors.AsType[*sandbox.Error](err); ok {
+				return err
+			}
+			return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
+		}
+		if err := u.entry(h, r); err != nil {
+			if errors.Is(err, unix.EXDEV) {
+				return sandbox.Errorf(sandbox.ErrInvalid, "archive_escapes", "archive entry %.200q leads out of the directory: %w", h.Name, err)
+			}
+			return fmt.Errorf("entry %.200q: %w", h.Name, err)
+		}
+	}
+}
+
+// relative makes an archive's name one without leading slash or "..".
+func relative(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
+
+func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
+	name := relative(h.Name)
+	if name == "" || h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	if len(name) > maxPath || strings.ContainsRune(name, 0) {
+		return unix.ENAMETOOLONG
+	}
+	dir, err := u.parent(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	base := path.Base(name)
+	if h.Typeflag == tar.TypeDir {
+		return u.directory(dir, base, name, h)
+	}
+	if err := unix.Unlinkat(dir, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeRegA: //nolint:staticcheck // old archives have it
+		return u.regular(dir, base, h, r)
+	case tar.TypeSymlink:
+		if err := unix.Symlinkat(h.Linkname, dir, base); err != nil {
+			return err
+		}
+		return u.finish(dir, base, h)
+	case tar.TypeLink:
+		return u.hardLink(dir, base, h)
+	case tar.TypeFifo:
+		if err := unix.Mkfifoat(dir, base, uint32(h.Mode)&0o777); err != nil {
+			return err
+		}
+		return u.finish(dir, base, h)
+	}
+	return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "archive entry %.200q of type %q cannot be unpacked in a sandbox", h.Name, h.Typeflag)
+}
+
+// parent opens the directory of an entry, making what is missing.
+func (u *unpacker) parent(name string) (int, error) {
+	fd, err := linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+	if !errors.Is(err, unix.ENOENT) || name == "." {
+		return fd, err
+	}
+	up, err := u.parent(path.Dir(name))
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(up)
+	if err := unix.Mkdirat(up, path.Base(name), 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, err
+	}
+	return linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+}
+
+func (u *unpacker) directory(dir int, base, name string, h *tar.Header) error {
+	err := unix.Mkdirat(dir, base, 0o700)
+	if errors.Is(err, unix.EEXIST) {
+		fd, oerr := linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+		if oerr != nil {
+			return oerr
+		}
+		_ = unix.Close(fd)
+	} else if err != nil {
+		return err
+	} else if u.owner {
+		_ = unix.Fchownat(dir, base, ownerID(h.Uid), ownerID(h.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	}
+	u.dirs = append(u.dirs, dirTimes{name, uint32(h.Mode) & 0o7777, h.ModTime})
+	return nil
+}
+
+func ownerID(id int) int {
+	if id < 0 || id > maxID {
+		return 0
+	}
+	return id
+}
+
+func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) error {
+	fd, err := linux.OpenBeneath(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, beneath)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), base)
+	defer f.Close()
+	if _, err := io.Copy(struct{ io.Writer }{f}, r); err != nil {
+		return err
+	}
+	if u.owner {
+		if err := unix.Fchown(fd, ownerID(h.Uid), ownerID(h.Gid)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Fchmod(fd, uint32(h.Mode)&0o7777); err != nil {
+		return err
+	}
+	return setTime(dir, base, h.ModTime)
+}
+
+func (u *unpacker) hardLink(dir int, base string, h *tar.Header) error {
+	target := relative(h.Linkname)
+	from, err := linux.OpenBeneath(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(from)
+	return unix.Linkat(from, path.Base(target), dir, base, 0)
+}
+
+// finish gives a link or FIFO its owner and time.
+func (u *unpacker) finish(dir int, base string, h *tar.Header) error {
+	if u.owner {
+		if err := unix.Fchownat(dir, base, ownerID(h.Uid), ownerID(h.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+	}
+	return setTime(dir, base, h.ModTime)
+}
+
+func setTime(dir int, base string, at time.Time) error {
+	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(at.UnixNano())}
+	return unix.UtimesNanoAt(dir, base, ts, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// finishDirs sets modes and times of directories last: files made in them
+// would change the times, and a mode without write keep files out.
+func (u *unpacker) finishDirs() error {
+	for i := len(u.dirs) - 1; i >= 0; i-- {
+		d := u.dirs[i]
+		fd, err := linux.OpenBeneath(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+		if err != nil {
+			return err
+		}
+		ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(d.at.UnixNano())}
+		err = errors.Join(unix.UtimesNanoAt(unix.AT_FDCWD, fdPath(fd), ts, 0), unix.Chmod(fdPath(fd), d.mode))
+		_ = unix.Close(fd)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

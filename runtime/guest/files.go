@@ -1,0 +1,199 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+var _ sandbox.Files = (*Guest)(nil)
+
+func (g *Guest) fileInfo(ctx context.Context, op string, f initproto.File) (sandbox.FileInfo, error) {
+	var info sandbox.FileInfo
+	err := g.do(ctx, op, f, &info)
+	return info, err
+}
+
+// Stat describes what stands at a path; of a link the link itself.
+func (g *Guest) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
+	return g.fileInfo(ctx, initproto.OpStat, initproto.File{User: user, Path: path})
+}
+
+// List returns the entries beneath a directory, depth first by name; more
+// than 100,000 are ErrTooLarge.
+func (g *Guest) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
+	c, err := g.call(ctx, initproto.OpList, initproto.File{User: user, Path: path, Depth: depth}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return items[sandbox.FileInfo](c, maxEntries)
+}
+
+// Mkdir makes a directory and its missing parents.
+func (g *Guest) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
+	return g.fileInfo(ctx, initproto.OpMkdir, initproto.File{User: user, Path: path, Mode: mode})
+}
+
+// Move renames, as rename(2) does: a file at the new name is replaced.
+func (g *Guest) Move(ctx context.Context, user, from, to string) error {
+	return g.do(ctx, initproto.OpMove, initproto.File{User: user, Path: from, To: to}, nil)
+}
+
+// Remove deletes a file or an empty directory, with recursive a tree.
+func (g *Guest) Remove(ctx context.Context, user, path string, recursive bool) error {
+	return g.do(ctx, initproto.OpRemove, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
+}
+
+// Chmod sets the permission bits.
+func (g *Guest) Chmod(ctx context.Context, user, path string, mode uint32) error {
+	return g.do(ctx, initproto.OpChmod, initproto.File{User: user, Path: path, Mode: mode}, nil)
+}
+
+// Read streams a regular file; the reader fails where the stream breaks off.
+func (g *Guest) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
+	var info sandbox.FileInfo
+	c, err := g.call(ctx, initproto.OpRead, initproto.File{User: user, Path: path, Offset: offset, Limit: limit}, &info)
+	if err != nil {
+		return info, nil, err
+	}
+	return info, &download{c: c}, nil
+}
+
+// TarOut streams a tree as a tar archive.
+func (g *Guest) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
+	c, err := g.call(ctx, initproto.OpTarOut, initproto.File{User: user, Path: path}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &download{c: c}, nil
+}
+
+// Write replaces a file by what r yields, atomically at r's end.
+func (g *Guest) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
+	var info sandbox.FileInfo
+	err := g.upload(ctx, initproto.OpWrite, initproto.File{User: user, Path: path, Mode: mode}, r, &info)
+	return info, err
+}
+
+// TarIn unpacks an archive. An error may leave a part of it unpacked.
+func (g *Guest) TarIn(ctx context.Context, user, path string, r io.Reader) error {
+	return g.upload(ctx, initproto.OpTarIn, initproto.File{User: user, Path: path}, r, nil)
+}
+
+// upload sends r after PID 1 has agreed, and takes the verdict. A failure of
+// r hangs up, which PID 1 takes for a broken stream.
+func (g *Guest) upload(ctx context.Context, op string, f initproto.File, r io.Reader, reply any) error {
+	c, err := g.call(ctx, op, f, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	buf := make([]byte, initproto.MaxData)
+	for {
+		n, rerr := fill(r, buf)
+		if n > 0 {
+			if err := c.send(initproto.FrameUpload, buf[:n]); err != nil {
+				return c.verdict(err)
+			}
+		}
+		if errors.Is(rerr, io.EOF) {
+			break
+		}
+		if rerr != nil {
+			return rerr
+		}
+	}
+	if err := c.send(initproto.FrameUploadEnd, nil); err != nil {
+		return c.verdict(err)
+	}
+	return c.reply(reply)
+}
+
+// fill reads until buf is full or r ends. Unlike io.ReadFull it passes r's
+// own error on: io.ErrUnexpectedEOF is how a request body tells that it broke
+// off, and must not pass for the end.
+func fill(r io.Reader, buf []byte) (n int, err error) {
+	for n < len(buf) && err == nil {
+		var k int
+		k, err = r.Read(buf[n:])
+		n += k
+	}
+	return n, err
+}
+
+// verdict prefers the reason PID 1 gave for hanging up to the hang-up itself.
+func (c *conn) verdict(err error) error {
+	if fr, rerr := c.next(nil); rerr != nil && sandbox.CodeOf(rerr) != "sandbox_unreachable" {
+		return rerr
+	} else if rerr == nil {
+		return unexpected(fr.Type)
+	}
+	return err
+}
+
+// download reads Data frames up to End.
+type download struct {
+	c    *conn
+	buf  []byte
+	rest []byte
+	err  error
+}
+
+func (d *download) Read(p []byte) (int, error) {
+	for len(d.rest) == 0 {
+		if d.err != nil {
+			return 0, d.err
+		}
+		fr, err := d.c.next(d.buf)
+		switch {
+		case err != nil:
+			d.err = err
+		case fr.Type == initproto.FrameEnd:
+			d.err = io.EOF
+		case fr.Type == initproto.FrameData:
+			d.rest = fr.Payload
+			if cap(fr.Payload) > cap(d.buf) {
+				d.buf = fr.Payload[:0]
+			}
+		default:
+			d.err = unexpected(fr.Type)
+		}
+	}
+	n := copy(p, d.rest)
+	d.rest = d.rest[n:]
+	return n, nil
+}
+
+func (d *download) Close() error { return d.c.Close() }
+
+// Watch follows the changes in a directory.
+func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
+	c, err := g.call(ctx, initproto.OpWatch, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &watch{c}, nil
+}
+
+type watch struct{ c *conn }
+
+func (w *watch) Next() (sandbox.FileEvent, error) {
+	fr, err := w.c.next(nil)
+	if err != nil {
+		return sandbox.FileEvent{}, err
+	}
+	switch fr.Type {
+	case initproto.FrameEnd:
+		return sandbox.FileEvent{}, io.EOF
+	case initproto.FrameItem:
+		var e sandbox.FileEvent
+		err := decode(fr.Payload, &e)
+		return e, err
+	}
+	return sandbox.FileEvent{}, unexpected(fr.Type)
+}
+
+func (w *watch) Close() error { return w.c.Close() }
