@@ -18,6 +18,7 @@ import (
 
 // checks run inside a sandbox's root, as its root.
 var checks = map[string]func(args []string) (string, error){
+	"nothing": func([]string) (string, error) { return "", nil },
 	// stat PATH: mode and ids as seen inside.
 	"stat": func(args []string) (string, error) {
 		var st unix.Stat_t

@@ -4,6 +4,7 @@ package rootfs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -89,15 +90,34 @@ func (in *inside) stop() {
 	_ = in.cmd.Wait()
 }
 
-// run attaches a root inside, chroots a child of the inside process into it,
-// runs the check of that name there, and returns what the check found.
+// run attaches a root inside, runs the check of that name in it, takes the
+// root off again and returns what the check found.
 func (in *inside) run(t testing.TB, root *Root, check string, args ...string) string {
 	t.Helper()
-	req := insideRequest{Check: check, Args: args}
-	fds := []int{int(root.Mount.Fd())}
-	for _, e := range root.Extra {
-		fds = append(fds, int(e.File.Fd()))
-		req.Extra = append(req.Extra, e.Path)
+	return in.ask(t, root, insideRequest{Check: check, Args: args})
+}
+
+// keep attaches a root and leaves it there for kept.
+func (in *inside) keep(t testing.TB, root *Root) {
+	t.Helper()
+	in.ask(t, root, insideRequest{Check: "nothing", Keep: true})
+}
+
+// kept runs a check in the root that keep attached.
+func (in *inside) kept(t testing.TB, check string, args ...string) string {
+	t.Helper()
+	return in.ask(t, nil, insideRequest{Check: check, Args: args, Keep: true})
+}
+
+func (in *inside) ask(t testing.TB, root *Root, req insideRequest) string {
+	t.Helper()
+	var fds []int
+	if root != nil {
+		fds = append(fds, int(root.Mount.Fd()))
+		for _, e := range root.Extra {
+			fds = append(fds, int(e.File.Fd()))
+			req.Extra = append(req.Extra, e.Path)
+		}
 	}
 	b, err := json.Marshal(req)
 	if err != nil {
@@ -116,7 +136,7 @@ func (in *inside) run(t testing.TB, root *Root, check string, args ...string) st
 		t.Fatal(err)
 	}
 	if ans.Err != "" {
-		t.Fatalf("inside, %s%q: %s", check, args, ans.Err)
+		t.Fatalf("inside, %s%q: %s", req.Check, req.Args, ans.Err)
 	}
 	return ans.Out
 }
@@ -125,6 +145,7 @@ type insideRequest struct {
 	Check string
 	Args  []string
 	Extra []string
+	Keep  bool
 }
 
 type insideAnswer struct{ Out, Err string }
@@ -176,23 +197,28 @@ func serveInside(msg, oob []byte, i int) (string, error) {
 	if err := json.Unmarshal(msg, &req); err != nil {
 		return "", err
 	}
-	cmsgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil || len(cmsgs) != 1 {
-		return "", fmt.Errorf("control messages: %d %w", len(cmsgs), err)
+	root := "/mnt/kept"
+	if !req.Keep {
+		root = fmt.Sprintf("/mnt/root%d", i)
 	}
-	fds, err := unix.ParseUnixRights(&cmsgs[0])
+	if err := os.Mkdir(root, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	var fds []int
+	cmsgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return "", err
+	}
+	if len(cmsgs) == 1 {
+		if fds, err = unix.ParseUnixRights(&cmsgs[0]); err != nil {
+			return "", err
+		}
 	}
 	defer func() {
 		for _, fd := range fds {
 			_ = unix.Close(fd)
 		}
 	}()
-	root := fmt.Sprintf("/mnt/root%d", i)
-	if err := os.Mkdir(root, 0o755); err != nil {
-		return "", err
-	}
 	for j, fd := range fds {
 		at := root
 		if j > 0 {
@@ -201,7 +227,9 @@ func serveInside(msg, oob []byte, i int) (string, error) {
 		if err := unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return "", fmt.Errorf("move_mount %s: %w", at, err)
 		}
-		defer unix.Unmount(at, unix.MNT_DETACH)
+		if !req.Keep {
+			defer unix.Unmount(at, unix.MNT_DETACH)
+		}
 	}
 	if err := os.Chdir(root); err != nil {
 		return "", err
@@ -213,8 +241,5 @@ func serveInside(msg, oob []byte, i int) (string, error) {
 	if check == nil {
 		return "", fmt.Errorf("no check %q", req.Check)
 	}
-	out, err := check(req.Args)
-	// The daemon's rename of the upper must find it unused.
-	_ = os.Chdir("/")
-	return out, err
+	return check(req.Args)
 }

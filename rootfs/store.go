@@ -45,6 +45,9 @@ type Store struct {
 
 	mu   sync.Mutex // guards host
 	host hostView
+
+	closing sync.Once
+	closed  error // by closing
 }
 
 // The directories of a volume.
@@ -111,18 +114,22 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 }
 
 // Close stops the background work and takes the volume out of the caller's
-// mount namespace. Sandboxes that run keep their roots.
+// mount namespace. Sandboxes that run keep their roots. Repeating it is safe.
 func (s *Store) Close() error {
+	s.closing.Do(func() { s.closed = s.close() })
+	return s.closed
+}
+
+func (s *Store) close() error {
 	var errs []error
 	if s.trash != nil {
 		s.trash.stop()
 	}
-	errs = append(errs, linux.DetachTree(s.scratch()))
 	if s.vol != nil {
 		errs = append(errs, s.vol.close())
 	}
-	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
+	if s.lock != nil { // without the lock, the mount is somebody else's
+		errs = append(errs, linux.DetachTree(s.scratch()), s.lock.Close())
 	}
 	return errors.Join(errs...)
 }

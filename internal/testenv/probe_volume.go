@@ -28,6 +28,9 @@ func onXFS(options, script string) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
+	if err := os.Chmod(dir, 0o711); err != nil { // probeQuota writes as nobody
+		return err
+	}
 	if err := os.Mkdir(dir+"/m", 0o755); err != nil {
 		return err
 	}

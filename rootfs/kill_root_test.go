@@ -1,5 +1,0 @@
-//go:build root
-
-package rootfs
-
-func importUntilKilled(string) int { return 1 }
