@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -14,7 +13,7 @@ import (
 type box struct {
 	id    sandbox.ID
 	slot  int
-	guest *guest.Guest
+	guest PID1
 
 	// op is held by whoever changes the sandbox's status: one at a time.
 	op chan struct{}
@@ -48,7 +47,7 @@ type idleClock struct {
 	expired func()
 }
 
-func newBox(id sandbox.ID, slot int, g *guest.Guest) *box {
+func newBox(id sandbox.ID, slot int, g PID1) *box {
 	return &box{id: id, slot: slot, guest: g, op: make(chan struct{}, 1)}
 }
 

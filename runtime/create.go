@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -24,27 +23,13 @@ import (
 // the intent is written. With an idempotency key a repeated call returns the
 // sandbox of the first.
 func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
-	spec, image, err := m.complete(ctx, req.Spec)
+	b, sb, image, err := m.intend(ctx, req)
 	if err != nil {
-		return sandbox.Sandbox{}, err
-	}
-	hash, err := specHash(req.Spec)
-	if err != nil {
-		return sandbox.Sandbox{}, err
-	}
-	id := sandbox.NewID()
-	if spec.Hostname == "" {
-		spec.Hostname = hostname(spec.Name, id)
-	}
-	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
-	sb, existed, err := m.state.CreateSandbox(ctx, state.CreateParams{
-		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, IdempotencyKey: req.IdempotencyKey, RequestHash: hash, Actor: req.Actor,
-	})
-	if err != nil || existed {
 		return sb, err
 	}
-	b := m.addBox(id, sb.Slot)
-	b.op <- struct{}{} // nobody else knows the box yet
+	if b == nil {
+		return m.settled(ctx, sb)
+	}
 
 	type result struct {
 		sb  sandbox.Sandbox
@@ -62,8 +47,52 @@ func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbo
 	case r := <-done:
 		return r.sb, r.err
 	case <-ctx.Done():
-		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while %s was being created: it goes on: %w", id, ctx.Err())
+		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while %s was being created: it goes on: %w", b.id, ctx.Err())
 	}
+}
+
+// settled waits for a creation another request began and returns its outcome.
+func (m *Manager) settled(ctx context.Context, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	if b := m.box(sb.ID); b != nil {
+		if err := b.lock(ctx); err != nil {
+			return sb, err
+		}
+		b.unlock()
+	}
+	return m.state.Sandbox(ctx, sb.ID)
+}
+
+// intend writes the intent of a new sandbox and returns its box, locked; no
+// box where an idempotency key led to a sandbox made before.
+func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, sandbox.Sandbox, sandbox.Image, error) {
+	m.naming.RLock() // the image keeps its name until the row names the image
+	defer m.naming.RUnlock()
+	spec, image, err := m.complete(ctx, req.Spec)
+	if err != nil {
+		return nil, sandbox.Sandbox{}, image, err
+	}
+	hash, err := specHash(req.Spec)
+	if err != nil {
+		return nil, sandbox.Sandbox{}, image, err
+	}
+	id := sandbox.NewID()
+	if spec.Hostname == "" {
+		spec.Hostname = hostname(spec.Name, id)
+	}
+	// The box stands before the row, so that nobody finds a row without one.
+	b := newBox(id, 0, m.dial(m.shells.SocketPath(id)))
+	b.op <- struct{}{}
+	m.keepBox(b)
+	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
+	sb, existed, err := m.state.CreateSandbox(ctx, state.CreateParams{
+		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, IdempotencyKey: req.IdempotencyKey, RequestHash: hash, Actor: req.Actor,
+	})
+	if err != nil || existed {
+		m.dropBox(id)
+		return nil, sb, image, err
+	}
+	b.slot = sb.Slot
+	return b, sb, image, nil
 }
 
 // create takes a pending sandbox to running, or tears it down.
@@ -171,13 +200,14 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spe
 	}
 	s := asked.Clone()
 	s.Image = first(s.Image, m.cfg.DefaultImage)
-	image, err := m.state.Image(ctx, s.Image)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return s, image, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %q: 'sandbox image ls' shows those there are, 'sandbox image import' adds one", s.Image)
-	}
+	image, err := m.Image(ctx, s.Image)
 	if err != nil {
 		return s, image, err
 	}
+	if s.ImageDigest != "" && s.ImageDigest != image.Digest {
+		return s, image, sandbox.Errorf(sandbox.ErrConflict, "image_digest_mismatch", "image %q now is %s, not %.80s: import the one you mean, or leave image_digest out", s.Image, image.Digest, s.ImageDigest)
+	}
+	s.ImageDigest = image.Digest
 	if s.Capabilities == "" {
 		s.Capabilities = sandbox.CapabilitiesRoot
 	}

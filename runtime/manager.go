@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -27,6 +26,7 @@ type Config struct {
 	BootID       string         // of the host's running kernel
 	KeepEnded    int            // ended sandboxes whose records are kept
 	KeepEvents   int            // events kept
+	Dial         Dial           // nil: the real one
 	Log          *slog.Logger
 }
 
@@ -39,10 +39,14 @@ type Manager struct {
 	net    Network
 	roots  Roots
 	shells Shells
+	dial   Dial
 
 	life   context.Context // ends with the daemon; watchers hang on it
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+
+	imports sync.RWMutex // read-held by imports, held while layers are collected
+	naming  sync.RWMutex // held while an image's name changes hands, read-held while a sandbox is made of one
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
@@ -59,9 +63,13 @@ const (
 // New returns a manager that knows of no sandbox yet: call Recover before
 // the first request.
 func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells Shells) *Manager {
+	dial := cfg.Dial
+	if dial == nil {
+		dial = dialGuest
+	}
 	life, cancel := context.WithCancel(context.Background())
 	return &Manager{
-		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells,
+		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
 		life: life, cancel: cancel, boxes: map[sandbox.ID]*box{},
 	}
 }
@@ -113,13 +121,11 @@ func (m *Manager) box(id sandbox.ID) *box {
 	return m.boxes[id]
 }
 
-// addBox makes a box for a living sandbox.
-func (m *Manager) addBox(id sandbox.ID, slot int) *box {
-	b := newBox(id, slot, guest.New(m.shells.SocketPath(id)))
+// keepBox makes a living sandbox's box known.
+func (m *Manager) keepBox(b *box) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.boxes[id] = b
-	return b
+	m.boxes[b.id] = b
 }
 
 func (m *Manager) dropBox(id sandbox.ID) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -64,4 +65,62 @@ type Shells interface {
 	List() ([]sandbox.ID, error)
 	SocketPath(id sandbox.ID) string
 	MaxOpenFiles() uint64
+}
+
+// PID1 is the process inside a sandbox that does the work there.
+type PID1 interface {
+	sandbox.Files
+	Ping(ctx context.Context) (guest.Info, error)
+	Configure(ctx context.Context, c guest.Config) error
+	Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Process, error)
+	Exec(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
+	Attach(ctx context.Context, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)
+	Processes(ctx context.Context) ([]sandbox.Process, error)
+	Signal(ctx context.Context, id sandbox.ProcessID, name string) error
+	Events(ctx context.Context, after int64) (ProcessEvents, error)
+}
+
+// processExited is the type of the guest event that tells of an end.
+const processExited = "exited"
+
+// ProcessEvents is a stream of what happens to a sandbox's processes.
+type ProcessEvents interface {
+	Next() (guest.Event, error)
+	Close() error
+}
+
+// Dial returns the PID 1 that listens on a socket; the real one where
+// Config.Dial is nil. It does not connect yet.
+type Dial func(socket string) PID1
+
+// dialGuest is the real Dial.
+func dialGuest(socket string) PID1 { return realPID1{guest.New(socket)} }
+
+// realPID1 widens the guest package's results to the interfaces above.
+type realPID1 struct {
+	*guest.Guest
+}
+
+func (r realPID1) Exec(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+	io, err := r.Guest.Exec(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return io, nil
+}
+
+func (r realPID1) Attach(ctx context.Context, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error) {
+	io, err := r.Guest.Attach(ctx, id, offset)
+	if err != nil {
+		return nil, err
+	}
+	return io, nil
+}
+
+func (r realPID1) Events(ctx context.Context, after int64) (ProcessEvents, error) {
+	s, err := r.Guest.Events(ctx, after)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }

@@ -240,4 +240,3 @@ func clip(s string, n int) string {
 	}
 	return s[:n] + "…"
 }
-

@@ -29,7 +29,8 @@ func (m *Manager) Recover(ctx context.Context) error {
 	var doomed []doomedBox
 	for _, row := range rows {
 		known[row.ID] = true
-		b := m.addBox(row.ID, row.Slot)
+		b := newBox(row.ID, row.Slot, m.dial(m.shells.SocketPath(row.ID)))
+		m.keepBox(b)
 		b.earlier = earlierUsage(row)
 		if row.Status == sandbox.StatusStopped {
 			continue

@@ -2,11 +2,8 @@ package runtime
 
 import (
 	"context"
-	"errors"
-	"io"
 	"time"
 
-	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -97,7 +94,7 @@ func (m *Manager) watchProcesses(ctx context.Context, b *box) {
 
 // follow reads one event stream to its end and returns the last sequence
 // number seen.
-func (m *Manager) follow(ctx context.Context, b *box, stream *guest.EventStream, seq int64) (int64, error) {
+func (m *Manager) follow(ctx context.Context, b *box, stream ProcessEvents, seq int64) (int64, error) {
 	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
 	defer stop()
 	defer stream.Close()
@@ -108,10 +105,10 @@ func (m *Manager) follow(ctx context.Context, b *box, stream *guest.EventStream,
 		}
 		seq = e.Seq
 		b.note(func(c *idleClock) { c.live = max(0, e.Live) })
-		if e.Process == nil || e.Type != guest.EventExited || e.Process.Exit == nil {
+		if e.Type != processExited || e.Process.Exit == nil {
 			continue
 		}
-		p := *e.Process
+		p := e.Process
 		m.judge(b, p.Exit)
 		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: "process.exited", Actor: "daemon", Data: exitData(p)})
 		if p.Main {
@@ -243,6 +240,3 @@ func (a *attached) Close() error {
 	}
 	return a.ProcessIO.Close()
 }
-
-// isEOF reports the ordinary end of a stream.
-func isEOF(err error) bool { return errors.Is(err, io.EOF) }

@@ -14,6 +14,7 @@ import (
 type Spec struct {
 	Name               string            `json:"name,omitempty" maxLength:"63" doc:"Unique among living sandboxes; empty for none."`
 	Image              string            `json:"image,omitempty" maxLength:"255" doc:"Image name; empty means the daemon's default."`
+	ImageDigest        string            `json:"image_digest,omitempty" maxLength:"80" doc:"Content of the image; when given it must match, and in a record it tells what was used."`
 	Hostname           string            `json:"hostname,omitempty" maxLength:"63" doc:"Host name inside; empty means the name, else the id."`
 	Env                map[string]string `json:"env,omitempty" doc:"Environment of every process."`
 	WorkDir            string            `json:"workdir,omitempty" maxLength:"4096" doc:"Working directory of processes that name none."`

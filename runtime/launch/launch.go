@@ -191,15 +191,22 @@ func (l *Launcher) open(id sandbox.ID, pid int, startTime uint64) (*Shell, error
 // Wait returns when PID 1 has ended, or with ctx's error. It takes the exit
 // status where PID 1 is a child of this process, so that no zombie is left.
 func (s *Shell) Wait(ctx context.Context) error {
-	conn, err := s.PIDFD.SyscallConn()
+	// A descriptor of its own, so that one wait's cancellation is not another's.
+	dup, err := unix.FcntlInt(s.PIDFD.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("wait for PID 1 of %s: %w", s.ID, err)
+	}
+	if err := unix.SetNonblock(dup, true); err != nil { // else the runtime would block a thread on it
+		return errors.Join(err, unix.Close(dup))
+	}
+	f := os.NewFile(uintptr(dup), "pidfd")
+	defer f.Close()
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	conn, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := s.PIDFD.SetReadDeadline(time.Time{}); err != nil { // an earlier wait may have set one
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = s.PIDFD.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
 	err = conn.Read(func(fd uintptr) bool {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(p, 0)

@@ -1,0 +1,370 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/runtime/launch"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// kernel is a model of the host for tests without root: which objects exist,
+// and which step is to fail. A real child process stands in for each PID 1.
+type kernel struct {
+	t  *testing.T
+	mu sync.Mutex
+
+	cgroups, uppers, links, sockets map[sandbox.ID]bool
+	pids                            map[sandbox.ID]int
+	frozen                          map[sandbox.ID]bool
+	oom                             map[sandbox.ID]uint64
+	fail                            map[string]bool // step name → fails
+	events                          map[string]chan guest.Event
+	live                            int
+}
+
+var errInjected = errors.New("injected")
+
+func newKernel(t *testing.T) *kernel {
+	k := &kernel{
+		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
+		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{},
+	}
+	t.Cleanup(func() {
+		for _, pid := range k.pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			_, _ = unix.Wait4(pid, nil, 0, nil)
+		}
+	})
+	return k
+}
+
+// step runs f as the named step, unless that is to fail.
+func (k *kernel) step(name string, f func()) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fail[name] {
+		return fmt.Errorf("%s: %w", name, errInjected)
+	}
+	if f != nil {
+		f()
+	}
+	return nil
+}
+
+func (k *kernel) setFail(name string, on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail[name] = on
+}
+
+type fakeCgroups struct{ *kernel }
+
+func (f fakeCgroups) Path(id sandbox.ID) string { return "/" + string(id) }
+func (f fakeCgroups) Create(id sandbox.ID) error {
+	return f.step("cgroup.create", func() { f.cgroups[id] = true })
+}
+
+func (f fakeCgroups) Settle(context.Context, sandbox.ID, int, uint32) error {
+	return f.step("cgroup.settle", nil)
+}
+
+func (f fakeCgroups) WorkDir(sandbox.ID) (*os.File, error) {
+	if err := f.step("cgroup.workdir", nil); err != nil {
+		return nil, err
+	}
+	return os.Open("/")
+}
+
+func (f fakeCgroups) SetLimits(sandbox.ID, sandbox.Limits) error {
+	return f.step("cgroup.limits", nil)
+}
+func (f fakeCgroups) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
+func (f fakeCgroups) Usage(id sandbox.ID) (sandbox.Usage, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.cgroups[id] {
+		return sandbox.Usage{}, sandbox.Errorf(sandbox.ErrNotFound, "no_cgroup", "no cgroup")
+	}
+	return sandbox.Usage{CPUSeconds: 1, OOMKills: f.oom[id]}, nil
+}
+
+func (f fakeCgroups) Freeze(_ context.Context, id sandbox.ID) error {
+	return f.step("cgroup.freeze", func() { f.frozen[id] = true })
+}
+
+func (f fakeCgroups) Thaw(_ context.Context, id sandbox.ID) error {
+	return f.step("cgroup.thaw", func() { delete(f.frozen, id) })
+}
+func (f fakeCgroups) KillWork(context.Context, sandbox.ID) error { return nil }
+func (f fakeCgroups) Kill(_ context.Context, id sandbox.ID) error {
+	return f.step("cgroup.kill", func() {
+		if pid := f.pids[id]; pid != 0 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			delete(f.pids, id)
+		}
+	})
+}
+
+func (f fakeCgroups) Remove(_ context.Context, id sandbox.ID) error {
+	return f.step("cgroup.remove", func() { delete(f.cgroups, id); delete(f.frozen, id) })
+}
+func (f fakeCgroups) List() ([]sandbox.ID, error) { return f.keys(f.cgroups), nil }
+
+func (k *kernel) keys(m map[sandbox.ID]bool) (ids []sandbox.ID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id := range m {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+type fakeNetwork struct{ *kernel }
+
+func (f fakeNetwork) Address(slot int) (netip.Addr, error) {
+	return netip.AddrFrom4([4]byte{10, 0, byte(slot >> 8), byte(slot)}), nil
+}
+
+func (f fakeNetwork) Attach(_ context.Context, a netns.Attachment) error {
+	return f.step("net.attach", func() { f.links[a.ID] = true })
+}
+
+func (f fakeNetwork) Detach(_ context.Context, id sandbox.ID, _ int) error {
+	return f.step("net.detach", func() { delete(f.links, id) })
+}
+
+func (f fakeNetwork) Counters(sandbox.ID, int) (rx, tx, dropped uint64, known bool, err error) {
+	return 1, 2, 3, true, nil
+}
+
+func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attachment) error {
+	return f.step("net.recover", func() {
+		for id := range f.links {
+			if _, ok := keep[id]; !ok {
+				delete(f.links, id)
+			}
+		}
+	})
+}
+func (f fakeNetwork) Enforcement(sandbox.NetworkPolicy) sandbox.Enforcement {
+	return sandbox.Enforcement{Limit: "network", Enforced: true}
+}
+
+type fakeRoots struct{ *kernel }
+
+func (f fakeRoots) HostImage(context.Context) (sandbox.Image, error) {
+	return sandbox.Image{Name: "host", Digest: "host:1", Kind: sandbox.ImageHost}, nil
+}
+
+func (f fakeRoots) ImportTar(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
+	b, err := io.ReadAll(r)
+	return sandbox.Image{Name: name, Digest: "sha256:" + string(b), Kind: sandbox.ImageTar, Layers: []string{string(b)}}, err
+}
+func (f fakeRoots) Layers() ([]string, error) { return nil, nil }
+func (f fakeRoots) RemoveLayer(string) error  { return nil }
+func (f fakeRoots) CreateUpper(id sandbox.ID, _ int, _ sandbox.Limits) error {
+	return f.step("rootfs.upper", func() { f.uppers[id] = true })
+}
+
+func (f fakeRoots) Mount(context.Context, rootfs.MountSpec) (*rootfs.Root, error) {
+	if err := f.step("rootfs.mount", nil); err != nil {
+		return nil, err
+	}
+	root, err := os.Open("/")
+	return &rootfs.Root{Mount: root}, err
+}
+
+func (f fakeRoots) Usage(sandbox.ID, int) (bytes, inodes uint64, known bool, err error) {
+	return 4096, 1, true, nil
+}
+
+func (f fakeRoots) Discard(id sandbox.ID, _ int) error {
+	return f.step("rootfs.discard", func() { delete(f.uppers, id) })
+}
+func (f fakeRoots) Uppers() ([]sandbox.ID, error)                    { return f.keys(f.uppers), nil }
+func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
+
+type fakeShells struct{ *kernel }
+
+func (f fakeShells) Start(_ context.Context, spec launch.ShellSpec) (*launch.Shell, error) {
+	if err := f.step("shell.start", nil); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	pid := cmd.Process.Pid
+	_ = cmd.Process.Release()
+	f.mu.Lock()
+	f.sockets[spec.ID], f.pids[spec.ID] = true, pid
+	f.mu.Unlock()
+	return f.Open(spec.ID, pid, 0)
+}
+
+func (f fakeShells) Open(id sandbox.ID, pid int, _ uint64) (*launch.Shell, error) {
+	if err := f.step("shell.open", nil); err != nil {
+		return nil, err
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.ErrNotFound, "shell_gone", "gone: %w", err)
+	}
+	return &launch.Shell{ID: id, PID: pid, StartTime: 1, PIDFD: os.NewFile(uintptr(fd), "pidfd")}, nil
+}
+
+func (f fakeShells) Remove(id sandbox.ID) error {
+	return f.step("shell.remove", func() { delete(f.sockets, id) })
+}
+func (f fakeShells) List() ([]sandbox.ID, error)     { return f.keys(f.sockets), nil }
+func (f fakeShells) SocketPath(id sandbox.ID) string { return string(id) }
+func (f fakeShells) MaxOpenFiles() uint64            { return 4096 }
+
+// fakePID1 answers what lifecycle tests ask of a PID 1.
+type fakePID1 struct {
+	sandbox.Files
+	k    *kernel
+	name string
+}
+
+func (p fakePID1) Ping(context.Context) (guest.Info, error) {
+	return guest.Info{}, p.k.step("guest.ping", nil)
+}
+
+func (p fakePID1) Configure(context.Context, guest.Config) error {
+	return p.k.step("guest.configure", nil)
+}
+
+func (p fakePID1) Start(context.Context, sandbox.ProcessSpec) (sandbox.Process, error) {
+	return sandbox.Process{ID: "p1", PID: 2, Argv: []string{"x"}}, nil
+}
+
+func (p fakePID1) Exec(context.Context, sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (p fakePID1) Attach(context.Context, sandbox.ProcessID, int64) (sandbox.ProcessIO, error) {
+	return nil, errors.ErrUnsupported
+}
+func (p fakePID1) Processes(context.Context) ([]sandbox.Process, error)    { return nil, nil }
+func (p fakePID1) Signal(context.Context, sandbox.ProcessID, string) error { return nil }
+func (p fakePID1) Events(ctx context.Context, _ int64) (ProcessEvents, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	ch := p.k.events[p.name]
+	if ch == nil {
+		ch = make(chan guest.Event, 8)
+		p.k.events[p.name] = ch
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	return &fakeEvents{ctx, cancel, ch}, nil
+}
+
+type fakeEvents struct {
+	ctx    context.Context //nolint:containedctx // the stream's own life, as a connection's
+	cancel context.CancelFunc
+	ch     chan guest.Event
+}
+
+func (e *fakeEvents) Next() (guest.Event, error) {
+	select {
+	case ev := <-e.ch:
+		return ev, nil
+	case <-e.ctx.Done():
+		return guest.Event{}, io.EOF
+	}
+}
+func (e *fakeEvents) Close() error { e.cancel(); return nil }
+
+// house is a manager over the model with a real database.
+type house struct {
+	*Manager
+	k    *kernel
+	db   *state.DB
+	gone sync.Once
+}
+
+// open starts a manager as a daemon does: over what an earlier one left.
+func open(t *testing.T, k *kernel, dir string) *house {
+	t.Helper()
+	db, err := state.Open(t.Context(), filepath.Join(dir, "sandboxd.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(Config{
+		DefaultImage: "host", Slots: 8, UIDBase: 1 << 29, BootID: "boot-1", KeepEnded: 100, KeepEvents: 1000,
+		Dial: func(s string) PID1 { return fakePID1{k: k, name: s} }, Log: slog.New(slog.DiscardHandler),
+	}, db, fakeCgroups{k}, fakeNetwork{k}, fakeRoots{k}, fakeShells{k})
+	h := &house{Manager: m, k: k, db: db}
+	if err := m.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.crash)
+	return h
+}
+
+// crash ends the manager as kill -9 would: no teardown, no last write.
+func (h *house) crash() {
+	h.gone.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = h.Close(ctx)
+		_ = h.db.Close()
+	})
+}
+
+// agree checks that database and model tell the same story.
+func (h *house) agree(t *testing.T) {
+	t.Helper()
+	rows, err := h.db.Living(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, upper := map[sandbox.ID]bool{}, map[sandbox.ID]bool{}
+	for _, r := range rows {
+		upper[r.ID] = true
+		if r.Status == sandbox.StatusRunning || r.Status == sandbox.StatusPaused {
+			full[r.ID] = true
+		} else if r.Status != sandbox.StatusStopped {
+			t.Errorf("%s is left %s", r.ID, r.Status)
+		}
+	}
+	h.k.mu.Lock()
+	defer h.k.mu.Unlock()
+	for what, c := range map[string]struct{ have, want map[sandbox.ID]bool }{
+		"cgroups": {h.k.cgroups, full}, "links": {h.k.links, full}, "sockets": {h.k.sockets, full}, "uppers": {h.k.uppers, upper},
+	} {
+		for id := range c.have {
+			if !c.want[id] {
+				t.Errorf("%s: %s is left over", what, id)
+			}
+		}
+		for id := range c.want {
+			if !c.have[id] {
+				t.Errorf("%s: %s is missing", what, id)
+			}
+		}
+	}
+	for id := range h.k.pids {
+		if !full[id] {
+			t.Errorf("PID 1 of %s is left over", id)
+		}
+	}
+}
