@@ -149,7 +149,7 @@ func exists(name string) bool {
 // explainExec tells what a failed execve meant. The working directory is
 // looked at first: the child enters it, as the user, before the program.
 func explainExec(err error, name, dir string, acc account) error {
-	if derr := asUser(acc, nil, func() error { return unix.Access(dir, unix.X_OK) }); derr != nil {
+	if derr := asUser(acc, nil, func() error { return unix.Faccessat(unix.AT_FDCWD, dir, unix.X_OK, unix.AT_EACCESS) }); derr != nil {
 		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q for user %s: %w", dir, acc.name, derr)
 	}
 	var st unix.Stat_t

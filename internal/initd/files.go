@@ -117,7 +117,10 @@ func fileError(what, name string, err error) error {
 // open resolves an absolute path by the calling thread's rights. Magic links
 // of /proc are not followed: they lead out of the root and the rights.
 func open(name string, flags int) (int, error) {
-	return linux.OpenBeneath(unix.AT_FDCWD, name, flags|unix.O_NONBLOCK|unix.O_NOCTTY, 0, unix.RESOLVE_NO_MAGICLINKS)
+	if flags&unix.O_PATH == 0 { // openat2 refuses these with O_PATH, which opens nothing
+		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
+	}
+	return linux.OpenBeneath(unix.AT_FDCWD, name, flags, 0, unix.RESOLVE_NO_MAGICLINKS)
 }
 
 // openParent opens the directory a path's last part is in, and refuses the
