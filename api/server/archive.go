@@ -17,7 +17,7 @@ func (s *server) archiveRoutes() {
 		Responses: map[string]*huma.Response{"200": {
 			Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 		}},
-	}, func(ctx context.Context, in *fileTarget) (*huma.StreamResponse, error) {
+	}, func(ctx context.Context, in *FileTarget) (*huma.StreamResponse, error) {
 		if err := checkPath(in.Path); err != nil {
 			return nil, err
 		}
@@ -39,7 +39,7 @@ func (s *server) archiveRoutes() {
 	register(s, huma.Operation{
 		OperationID: "put-archive", Method: http.MethodPut, Path: path, DefaultStatus: http.StatusNoContent, Tags: []string{"files"},
 		Summary: "Unpack a tar archive beneath a directory", RequestBody: streamBody("application/x-tar"),
-	}, func(ctx context.Context, in *fileTarget) (*empty, error) {
+	}, func(ctx context.Context, in *FileTarget) (*empty, error) {
 		return s.fileWork(ctx, in.Ref, in.Path, func(f sandbox.Files) error {
 			return f.TarIn(ctx, in.User, in.Path, requestOf(ctx).r.Body)
 		})

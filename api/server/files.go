@@ -18,33 +18,33 @@ import (
 )
 
 type (
-	fileTarget struct {
-		target
+	FileTarget struct {
+		Target
 		Path string `query:"path" required:"true" minLength:"1" maxLength:"4096" doc:"Absolute, inside the sandbox."`
 		User string `query:"user" maxLength:"64" doc:"As whom; the sandbox's user when absent."`
 	}
 	readInput struct {
-		fileTarget
+		FileTarget
 		Range string `header:"Range" maxLength:"64" doc:"One range of bytes, as bytes=0-99."`
 	}
 	writeInput struct {
-		fileTarget
+		FileTarget
 		Mode string `query:"mode" pattern:"^[0-7]{3,4}$" doc:"Octal; 0644 when absent."`
 	}
 	listFilesInput struct {
-		fileTarget
+		FileTarget
 		Depth int `query:"depth" default:"1" minimum:"1" maximum:"64"`
 	}
 	removeInput struct {
-		fileTarget
+		FileTarget
 		Recursive bool `query:"recursive"`
 	}
 	watchInput struct {
-		fileTarget
+		FileTarget
 		Recursive bool `query:"recursive"`
 	}
 	bodyInput[T any] struct {
-		target
+		Target
 		Body T
 	}
 )
@@ -79,7 +79,7 @@ func (s *server) fileRoutes() {
 	})
 	register(s, huma.Operation{
 		OperationID: "stat-file", Method: http.MethodGet, Path: base + "/stat", Summary: "Describe a file", Tags: tags,
-	}, func(ctx context.Context, in *fileTarget) (*result[sandbox.FileInfo], error) {
+	}, func(ctx context.Context, in *FileTarget) (*result[sandbox.FileInfo], error) {
 		return withFiles(ctx, s, in.Ref, in.Path, func(f sandbox.Files) (sandbox.FileInfo, error) { return f.Stat(ctx, in.User, in.Path) })
 	})
 	register(s, huma.Operation{

@@ -16,20 +16,20 @@ import (
 )
 
 type (
-	processTarget struct {
-		target
+	ProcessTarget struct {
+		Target
 		PID string `path:"pid" maxLength:"24" pattern:"^p[0-9]+$" patternDescription:"a process id as p1" doc:"Process id, as p1."`
 	}
 	startInput struct {
-		target
+		Target
 		Body sandbox.ProcessSpec
 	}
 	signalInput struct {
-		processTarget
+		ProcessTarget
 		Body api.SignalRequest
 	}
 	outputInput struct {
-		processTarget
+		ProcessTarget
 		Offset int64  `query:"offset" default:"-1" minimum:"-1" doc:"First byte wanted; -1 means the oldest kept."`
 		Follow bool   `query:"follow" doc:"Wait for more until the process ends."`
 		Stream string `query:"stream" enum:"stdout,stderr" doc:"Only this stream; both, mixed as written, when absent."`
@@ -43,7 +43,7 @@ func (s *server) processRoutes() {
 	register(s, huma.Operation{
 		OperationID: "list-processes", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/processes",
 		Summary: "The processes started through the API, ended ones too", Tags: []string{"processes"},
-	}, func(ctx context.Context, in *target) (*result[api.ProcessList], error) {
+	}, func(ctx context.Context, in *Target) (*result[api.ProcessList], error) {
 		procs, err := s.m.Processes(ctx, in.Ref)
 		return wrap(api.ProcessList{Items: orEmpty(procs)}, err)
 	})
@@ -59,7 +59,7 @@ func (s *server) processRoutes() {
 	register(s, huma.Operation{
 		OperationID: "get-process", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/processes/{pid}",
 		Summary: "One process", Tags: []string{"processes"},
-	}, func(ctx context.Context, in *processTarget) (*result[sandbox.Process], error) {
+	}, func(ctx context.Context, in *ProcessTarget) (*result[sandbox.Process], error) {
 		return wrap(s.m.Process(ctx, in.Ref, sandbox.ProcessID(in.PID)))
 	})
 	register(s, huma.Operation{
@@ -86,7 +86,7 @@ func (s *server) processRoutes() {
 				"application/octet-stream": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}},
 			},
 		}},
-	}, func(ctx context.Context, in *target) (*huma.StreamResponse, error) {
+	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
 		kept, err := s.m.KeptOutput(ctx, in.Ref, "")
 		if err != nil {
 			return nil, err

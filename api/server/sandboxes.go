@@ -11,8 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// target is the path of everything about one sandbox.
-type target struct {
+// Target is the path of everything about one sandbox. It is exported, as the
+// other embedded parts of inputs are, because the framework looks only there.
+type Target struct {
 	Ref string `path:"ref" maxLength:"63" pattern:"^[a-z0-9][a-z0-9._-]*$" patternDescription:"a sandbox id, name or beginning of an id" doc:"Id, name or unique beginning of an id."`
 }
 
@@ -46,13 +47,13 @@ func (s *server) sandboxRoutes() {
 	register(s, huma.Operation{
 		OperationID: "get-sandbox", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}",
 		Summary: "One sandbox, living or ended", Tags: []string{"sandboxes"},
-	}, func(ctx context.Context, in *target) (*result[sandbox.Sandbox], error) {
+	}, func(ctx context.Context, in *Target) (*result[sandbox.Sandbox], error) {
 		return wrap(s.m.Sandbox(ctx, in.Ref))
 	})
 	register(s, huma.Operation{
 		OperationID: "remove-sandbox", Method: http.MethodDelete, Path: "/v1/sandboxes/{ref}",
 		Summary: "End a sandbox and delete its files; its record stays", Tags: []string{"sandboxes"},
-	}, func(ctx context.Context, in *target) (*result[sandbox.Sandbox], error) {
+	}, func(ctx context.Context, in *Target) (*result[sandbox.Sandbox], error) {
 		return wrap(s.m.Remove(ctx, in.Ref, actorOf(ctx)))
 	})
 	for _, move := range []struct {
@@ -67,14 +68,14 @@ func (s *server) sandboxRoutes() {
 		register(s, huma.Operation{
 			OperationID: move.verb + "-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/" + move.verb,
 			DefaultStatus: http.StatusOK, Summary: move.summary, Tags: []string{"sandboxes"},
-		}, func(ctx context.Context, in *target) (*result[sandbox.Sandbox], error) {
+		}, func(ctx context.Context, in *Target) (*result[sandbox.Sandbox], error) {
 			return wrap(move.do(ctx, in.Ref, actorOf(ctx)))
 		})
 	}
 	register(s, huma.Operation{
 		OperationID: "get-usage", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/usage",
 		Summary: "What the kernel counted, read now", Tags: []string{"sandboxes"},
-	}, func(ctx context.Context, in *target) (*result[sandbox.Usage], error) {
+	}, func(ctx context.Context, in *Target) (*result[sandbox.Usage], error) {
 		return wrap(s.m.Usage(ctx, in.Ref))
 	})
 }

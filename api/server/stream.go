@@ -16,7 +16,7 @@ import (
 )
 
 type attachInput struct {
-	processTarget
+	ProcessTarget
 	Offset int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
 }
 
@@ -33,7 +33,7 @@ func (s *server) streamRoutes() {
 	register(s, huma.Operation{
 		OperationID: "exec", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/exec",
 		Summary: "WebSocket: run a command and stream it; the first message is a ProcessSpec", Tags: []string{"processes"}, Responses: upgrade,
-	}, func(ctx context.Context, in *target) (*huma.StreamResponse, error) {
+	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
 		return s.upgrade(ctx, func(ctx context.Context, c *websocket.Conn) (sandbox.ProcessIO, error) {
 			spec, err := readSpec(ctx, c)
 			if err != nil {
@@ -196,6 +196,7 @@ func (st *stream) finish(ctx context.Context) {
 	if exit, ok := st.p.Exit(); ok {
 		msg.Exit = &exit
 	}
+	_ = st.p.Close() // nothing more to read; the sandbox may be waiting to end
 	if st.send(ctx, msg) == nil {
 		_ = st.c.Close(websocket.StatusNormalClosure, "") // the client may have left first
 	}

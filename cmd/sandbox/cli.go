@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Exit codes of our own; every other one is the command's.
+const (
+	exitTrouble       = 125 // the sandbox or the daemon, not the command
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitInterrupted   = 130
+)
+
+// cli is one invocation.
+type cli struct {
+	name   string
+	in     io.Reader
+	out    io.Writer
+	err    io.Writer
+	getenv func(string) string
+
+	host   string // flag --host
+	output string // flag --output
+
+	mu       sync.Mutex
+	onSignal func(os.Signal) // who wants signals; nil means they end the context
+}
+
+// exitError passes a command's exit code through.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// main runs one command line and returns the exit code.
+func (c *cli) main(ctx context.Context, args []string) int {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sigs := make(chan os.Signal, 8)
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(sigs)
+	go c.dispatch(ctx, sigs, cancel)
+
+	root := c.root()
+	root.SetArgs(args)
+	root.SetIn(c.in)
+	root.SetOut(c.out)
+	root.SetErr(c.err)
+	err := root.ExecuteContext(ctx)
+	if code, ok := errors.AsType[exitError](err); ok {
+		return int(code)
+	}
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, context.Canceled):
+		return exitInterrupted
+	}
+	c.complain(err)
+	switch sandbox.CodeOf(err) {
+	case "command_not_found":
+		return exitNotFound
+	case "command_not_executable":
+		return exitNotExecutable
+	}
+	return exitTrouble
+}
+
+// dispatch hands signals to whoever asked for them; else the first ends the
+// context and the second the program.
+func (c *cli) dispatch(ctx context.Context, sigs <-chan os.Signal, cancel func()) {
+	for {
+		select {
+		case s := <-sigs:
+			c.mu.Lock()
+			f := c.onSignal
+			c.mu.Unlock()
+			switch {
+			case f != nil:
+				f(s)
+			case ctx.Err() != nil:
+				os.Exit(exitInterrupted)
+			default:
+				cancel()
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// signals sends the signals to f until the function returned is called.
+func (c *cli) signals(f func(os.Signal)) (restore func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.onSignal
+	c.onSignal = f
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.onSignal = before
+	}
+}
+
+// complain prints an error with its code.
+func (c *cli) complain(err error) {
+	code := sandbox.CodeOf(err)
+	msg := plain(err.Error())
+	if _, ok := errors.AsType[*sandbox.Error](err); !ok {
+		fmt.Fprintf(c.err, "sandbox: %s\n", msg)
+		return
+	}
+	fmt.Fprintf(c.err, "%s %s (%s)\n", c.paint(c.err, red, "sandbox:"), msg, code)
+}
+
+// warn prints a line for people to stderr.
+func (c *cli) warn(format string, args ...any) {
+	fmt.Fprintf(c.err, "sandbox: "+format+"\n", args...)
+}
+
+// client connects to the daemon the flags or the environment name.
+func (c *cli) client() (*client.Client, error) {
+	host := c.host
+	if host == "" {
+		host = c.getenv("SANDBOX_HOST")
+	}
+	return client.New(host)
+}
+
+// plain replaces what could steer a terminal: details quote names that come
+// out of sandboxes.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// Colours, for terminals only.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	grey   = "90"
+)
+
+func (c *cli) paint(w io.Writer, colour, s string) string {
+	if !isTerminal(w) || c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" {
+		return s
+	}
+	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}
+
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// root builds the tree of commands.
+func (c *cli) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sandbox",
+		Short: "Run commands in sandboxes on this machine",
+		Long: `Sandboxes: a file system, a network and limits of their own for code you do not
+trust, on one plain Linux machine. This program asks the sandboxd daemon.
+
+  SANDBOX  is an id (sb…), a name, or a unique beginning of an id.
+  --       ends the flags; everything after it is the command.
+
+Exit codes: that of the command; 128+N if signal N ended it; 125 if the sandbox
+or the daemon is in trouble; 126 if the command cannot be executed; 127 if it
+does not exist in the sandbox. Other commands: 0 or 125.`,
+		Example: `  sandbox run --rm -- echo hello         one command, nothing left behind
+  sandbox create --name dev --memory 1g  a sandbox to come back to
+  sandbox shell dev                      look around in it
+  sandbox cp ./src dev:/root/src         bring files in
+  sandbox logs dev -f                    what it prints
+  sandbox rm dev                         end it
+  sandbox doctor                         is this machine fit?`,
+		SilenceErrors: true, SilenceUsage: true, Version: version,
+	}
+	root.SetVersionTemplate("sandbox {{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return sandbox.Errorf(sandbox.ErrInvalid, "usage", "%w; '%s --help' shows the flags", err, cmd.CommandPath())
+	})
+	root.CompletionOptions.DisableDefaultCmd = true
+	f := root.PersistentFlags()
+	f.StringVar(&c.host, "host", "", "where the daemon listens: unix:///path or http(s)://host:port (default $SANDBOX_HOST, else "+client.DefaultHost+")")
+	f.StringVarP(&c.output, "output", "o", "table", "table, json or yaml")
+	root.AddGroup(
+		&cobra.Group{ID: "run", Title: "Run commands:"}, &cobra.Group{ID: "life", Title: "Life of a sandbox:"},
+		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "files", Title: "Files and images:"}, &cobra.Group{ID: "host", Title: "This machine:"},
+	)
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, cmd := range cmds {
+			cmd.GroupID = group
+			root.AddCommand(cmd)
+		}
+	}
+	add("run", c.runCmd(), c.execCmd(), c.shellCmd(), c.attachCmd(), c.killCmd())
+	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.rmCmd())
+	add("look", c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.eventsCmd())
+	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd())
+	add("host", c.doctorCmd(), c.versionCmd(), c.completionCmd(root))
+	root.AddCommand(c.manCmd(root))
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		switch c.output {
+		case "table", "json", "yaml":
+			return nil
+		}
+		return sandbox.Errorf(sandbox.ErrInvalid, "usage", "--output %q: use table, json or yaml", c.output)
+	}
+	for _, cmd := range root.Commands() {
+		usageErrors(cmd)
+	}
+	return root
+}
+
+// usageErrors makes complaints about arguments show the usage line.
+func usageErrors(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return sandbox.Errorf(sandbox.ErrInvalid, "usage", "%w; usage: %s", err, cmd.UseLine())
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		usageErrors(sub)
+	}
+}

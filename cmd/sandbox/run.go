@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+func (c *cli) runCmd() *cobra.Command {
+	var sf specFlags
+	var pf processFlags
+	var rm bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] [COMMAND [ARG…]]",
+		Short: "Create a sandbox and run a command in it",
+		Long: `Create a sandbox, run a command in it and pass its output and exit code through.
+
+With --rm the sandbox ends with the command, however that ends, and also when
+you interrupt the start; its record stays ('sandbox ls -a'). Without --rm the
+sandbox runs on: come back with 'sandbox exec', end it with 'sandbox rm'.
+Without a command the image's own is run.
+
+Standard input is passed on with -i, or when it is not a terminal. Ctrl-C is
+passed on as SIGINT; the second one kills the command.`,
+		Example: `  sandbox run --rm -- echo hello
+  sandbox run --rm --image host --memory 512m --cpu 1 --timeout 10m -- python3 job.py
+  sandbox run --rm -it -- bash
+  echo 'print(6*7)' | sandbox run --rm -- python3
+  sandbox run -d --name web --net open -- python3 -m http.server`,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd.Context(), &sf, &pf, rm, args)
+		},
+	}
+	cmd.Flags().BoolVar(&rm, "rm", false, "end the sandbox when the command ends")
+	sf.add(cmd)
+	pf.add(cmd)
+	// A command's own flags need no "--" before them.
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// birth follows the creation of one sandbox, which a signal may interrupt.
+type birth struct {
+	mu          sync.Mutex
+	interrupted bool
+	cancel      context.CancelFunc
+}
+
+// signal notes the first signal, which lets the creation finish so that what
+// it made can be removed; the second gives up.
+func (b *birth) signal(os.Signal) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.interrupted {
+		b.cancel()
+	}
+	b.interrupted = true
+}
+
+// run does the work of 'sandbox run'.
+func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool, argv []string) error {
+	spec, err := sf.build(c.getenv)
+	if err != nil {
+		return err
+	}
+	if pf.detach && (pf.tty || pf.interactive) {
+		return usage("--detach goes with neither -t nor -i: start it, then 'sandbox attach'")
+	}
+	cl, err := c.client()
+	if err != nil {
+		return err
+	}
+	if len(argv) == 0 {
+		if argv, err = imageCommand(ctx, cl, spec.Image); err != nil {
+			return err
+		}
+	}
+	ps := pf.build(c, argv, nil)
+	ps.Main = rm // so that it ends even if this program is killed
+	if err := ps.Validate(); err != nil {
+		return err
+	}
+	sb, err := c.create(ctx, cl, spec, "")
+	if err != nil {
+		return err
+	}
+	if pf.detach {
+		return c.runDetached(ctx, cl, sb, ps)
+	}
+	err = c.exec(ctx, string(sb.ID), ps, *pf)
+	_, passed := errors.AsType[exitError](err)
+	switch {
+	case rm:
+		c.remove(ctx, cl, sb.ID)
+	case err != nil && !passed, isTerminal(c.err):
+		c.warn("sandbox %s runs on: 'sandbox rm %s' ends it", sb.ID, sb.ID)
+	}
+	return err
+}
+
+// imageCommand returns what an image runs by itself.
+func imageCommand(ctx context.Context, cl *client.Client, name string) ([]string, error) {
+	if name != "" {
+		img, err := cl.Image(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if argv := append(append([]string(nil), img.Config.Entrypoint...), img.Config.Cmd...); len(argv) > 0 {
+			return argv, nil
+		}
+	}
+	return nil, usage("no command given and the image has none: sandbox run --rm -- echo hello")
+}
+
+// create makes a sandbox so that an interruption leaves none behind: the
+// first signal waits for the creation and removes the outcome.
+func (c *cli) create(ctx context.Context, cl *client.Client, spec sandbox.Spec, key string) (sandbox.Sandbox, error) {
+	if key == "" {
+		// With a key, an answer that was lost can be asked for again.
+		key = "cli-" + rand.Text()
+	}
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	b := &birth{cancel: cancel}
+	restore := c.signals(b.signal)
+	defer restore()
+	sb, err := cl.Create(sctx, spec, key)
+	b.mu.Lock()
+	interrupted := b.interrupted
+	b.mu.Unlock()
+	if !interrupted {
+		return sb, err
+	}
+	if errors.Is(err, context.Canceled) {
+		// Given up in the middle: whatever the daemon made has our key.
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachTimeout)
+		defer cancel()
+		sb, err = cl.Create(sctx, spec, key)
+	}
+	if err == nil {
+		c.remove(ctx, cl, sb.ID)
+	}
+	return sandbox.Sandbox{}, exitError(exitInterrupted)
+}
+
+// remove ends a sandbox on the way out, whatever became of ctx.
+func (c *cli) remove(ctx context.Context, cl *client.Client, id sandbox.ID) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachTimeout)
+	defer cancel()
+	restore := c.signals(func(os.Signal) {}) // it is bounded; wait for it
+	defer restore()
+	if _, err := cl.Remove(ctx, string(id)); err != nil {
+		c.complain(fmt.Errorf("removing sandbox %s: %w; 'sandbox rm %s' tries again", id, err, id))
+	}
+}
+
+// runDetached starts the command and prints the sandbox's id; a command that
+// cannot start leaves no sandbox.
+func (c *cli) runDetached(ctx context.Context, cl *client.Client, sb sandbox.Sandbox, ps sandbox.ProcessSpec) error {
+	if _, err := cl.StartProcess(ctx, string(sb.ID), ps); err != nil {
+		c.remove(ctx, cl, sb.ID)
+		return err
+	}
+	return c.showLine(sb, func() string { return string(sb.ID) })
+}
+
+func (c *cli) createCmd() *cobra.Command {
+	var sf specFlags
+	var key string
+	cmd := &cobra.Command{
+		Use:   "create [flags]",
+		Short: "Create a sandbox and print its id",
+		Long: `Create a sandbox and print its id once it runs. Nothing runs in it yet: see
+exec, shell and cp. What is not given is the daemon's default. 'sandbox inspect'
+shows which limits this machine enforces.`,
+		Example: `  sandbox create --name dev --image host --memory 1g --cpu 2 --disk 5g
+  sandbox create --net open --timeout 8h --idle-timeout 30m -l team=infra
+  id=$(sandbox create --idempotency-key build-4711)     # safe to repeat`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			spec, err := sf.build(c.getenv)
+			if err != nil {
+				return err
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			sb, err := c.create(cmd.Context(), cl, spec, key)
+			if err != nil {
+				return err
+			}
+			return c.show(sb, func(w ioWriter) error { return line(w, string(sb.ID)) })
+		},
+	}
+	sf.add(cmd)
+	cmd.Flags().StringVarP(&sf.spec.WorkDir, "cwd", "w", "", "working directory of its processes")
+	cmd.Flags().StringVarP(&sf.spec.User, "user", "u", "", "user of its processes: a name, a uid or uid:gid")
+	cmd.Flags().StringVar(&key, "idempotency-key", "", "repeating the command with the same key returns the same sandbox")
+	return cmd
+}
