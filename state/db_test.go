@@ -6,8 +6,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mattn/go-sqlite3"
@@ -300,6 +302,57 @@ func TestImages(t *testing.T) {
 	if all, err := d.Images(t.Context()); err != nil || len(all) != 0 {
 		t.Fatal(all, err)
 	}
+}
+
+// TestReplacedImageStaysWithItsSandboxes replaces an image under a sandbox.
+func TestReplacedImageStaysWithItsSandboxes(t *testing.T) {
+	d := open(t)
+	img := sandbox.Image{Name: "x", Digest: "1", Layers: []string{"base", "one"}, CreatedAt: time.Now().UTC()}
+	put := func() {
+		t.Helper()
+		if err := d.PutImage(t.Context(), img); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layers := func() []string {
+		t.Helper()
+		all, err := d.LayersInUse(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(all)
+		return all
+	}
+	put()
+	old, err := d.Image(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := params("")
+	p.Image = old
+	sb, _, err := d.CreateSandbox(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img.Digest, img.Layers = "2", []string{"base", "two"}
+	put()
+	if got, err := d.ImageOf(t.Context(), sb.ID); err != nil || got.Digest != "1" {
+		t.Fatalf("made of %+v, %v; want digest 1", got, err)
+	}
+	if diff := cmp.Diff([]string{"base", "one", "two"}, layers()); diff != "" {
+		t.Fatalf("in use (-want +got):\n%s", diff)
+	}
+	// Who read the image before it was replaced must read again.
+	p = params("")
+	p.Image = old
+	_, _, err = d.CreateSandbox(t.Context(), p)
+	want(t, err, sandbox.ErrConflict, "image_changed")
+	bring(t, d, sb, sandbox.StatusFailed)
+	if diff := cmp.Diff([]string{"base", "two"}, layers()); diff != "" {
+		t.Fatalf("in use after the end (-want +got):\n%s", diff)
+	}
+	_, err = d.ImageOf(t.Context(), create(t, d, "").ID)
+	want(t, err, sandbox.ErrNotFound, "image_not_found")
 }
 
 func TestProcessesOutliveTheirSandbox(t *testing.T) {

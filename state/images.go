@@ -16,6 +16,10 @@ const (
 	sqlPutImage = `INSERT INTO images (name, image) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET image = ?2`
 	sqlImage    = `SELECT image FROM images WHERE name = ?`
 	sqlImages   = `SELECT image FROM images ORDER BY name`
+	sqlImageOf  = `SELECT image_record FROM sandboxes WHERE id = ?`
+	sqlLayers   = `SELECT value FROM images, json_each(image, '$.layers')
+		UNION SELECT value FROM sandboxes, json_each(image_record, '$.layers')
+		WHERE status NOT IN ('completed', 'failed')`
 	sqlUser     = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
@@ -45,6 +49,41 @@ func (d *DB) Image(ctx context.Context, name string) (sandbox.Image, error) {
 		return img, imageNotFound(name)
 	}
 	return img, translate(err)
+}
+
+// ImageOf returns the image a sandbox was made of, as it was then. ErrNotFound
+// where there is no such sandbox, or none was given to CreateSandbox.
+func (d *DB) ImageOf(ctx context.Context, id sandbox.ID) (sandbox.Image, error) {
+	img, err := scanImage(d.reads[sqlImageOf].QueryRowContext(ctx, string(id)))
+	if errors.Is(err, sql.ErrNoRows) || err == nil && img.Name == "" {
+		return img, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image is recorded for sandbox %s", id)
+	}
+	return img, translate(err)
+}
+
+// LayersInUse returns every layer that an image names or a living sandbox
+// was made of: those that must stay.
+func (d *DB) LayersInUse(ctx context.Context) ([]string, error) {
+	return collect(ctx, d.reads[sqlLayers], scanText)
+}
+
+func scanText(s scanner) (text string, err error) {
+	err = s.Scan(&text)
+	return text, err
+}
+
+// imageUnchanged refuses a create whose image is no longer what its name
+// stands for.
+func (t *tx) imageUnchanged(ctx context.Context, img sandbox.Image, record string) error {
+	if img.Name == "" {
+		return nil
+	}
+	var now string
+	err := t.stmt(ctx, sqlImage).QueryRowContext(ctx, img.Name).Scan(&now)
+	if errors.Is(err, sql.ErrNoRows) || err == nil && now != record {
+		return sandbox.Errorf(sandbox.ErrConflict, "image_changed", "image %s was removed or replaced meanwhile: try again", img.Name)
+	}
+	return err
 }
 
 // Images returns every image in the order of the names.
@@ -140,13 +179,13 @@ func scanProcess(s scanner) (r ProcessRecord, err error) {
 func writeStatements() []string {
 	return []string{
 		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlLease, sqlRelease, sqlInsertSandbox, sqlInsertKey,
-		sqlSandbox, sqlUpdate, sqlInsertEvent, sqlPutImage, sqlPutProcess,
+		sqlSandbox, sqlUpdate, sqlInsertEvent, sqlImage, sqlPutImage, sqlPutProcess,
 	}
 }
 
 // readStatements lists what the readers have prepared.
 func readStatements() []string {
 	return []string{
-		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlProcesses,
+		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlImageOf, sqlLayers, sqlProcesses,
 	}
 }

@@ -144,6 +144,9 @@ func checkFixture(t *testing.T, d *DB) {
 	if img, err := d.Image(t.Context(), "host"); err != nil || img.Kind != sandbox.ImageHost {
 		t.Errorf("image %+v, %v", img, err)
 	}
+	if img, err := d.ImageOf(t.Context(), r.ID); err != nil || len(img.Layers) != 1 || img.Layers[0] != "l0" {
+		t.Errorf("made of %+v, %v", img, err)
+	}
 	events, err := d.Events(t.Context(), 0, "", 0)
 	if err != nil || len(events) != 2 || events[1].Seq != 9 || events[1].Data["reason"] != "oom" {
 		t.Errorf("events %+v, %v", events, err)

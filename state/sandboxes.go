@@ -25,6 +25,10 @@ type CreateParams struct {
 	UIDBase uint32          // first id of slot 0; each slot has 65,536
 	Actor   string          // who asks, for the event
 
+	// Image is what the sandbox is made of, as Image returned it: kept with
+	// it, for its name may come to stand for another. Without a name: none.
+	Image sandbox.Image
+
 	// With a key, a repeated call of the same owner with the same hash
 	// returns what the first made.
 	IdempotencyKey string
@@ -40,8 +44,8 @@ const (
 	sqlRelease = `UPDATE slots SET sandbox = NULL,
 		freed = (SELECT coalesce(max(freed), 0) + 1 FROM slots WHERE sandbox IS NULL)
 		WHERE sandbox = ?`
-	sqlInsertSandbox = `INSERT INTO sandboxes (id, name, owner, image, status, created_at, slot, uid_base, spec)
-		VALUES (?, ?, ?, ?, 'pending', ?, ?, ?, ?)`
+	sqlInsertSandbox = `INSERT INTO sandboxes (id, name, owner, image, status, created_at, slot, uid_base, spec, image_record)
+		VALUES (?, ?, ?, ?, 'pending', ?, ?, ?, ?, ?)`
 	sqlInsertKey = `INSERT INTO idempotency (owner, key, hash, sandbox) VALUES (?, ?, ?, ?)`
 	sqlSandbox   = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?`
 )
@@ -51,13 +55,19 @@ const (
 // freed longest ago, so that a name, address or id range comes back as late
 // as it can. existed reports that the idempotency key had made it before.
 //
-// ErrConflict with code name_taken or idempotency_mismatch; ErrExhausted with
-// code slots_exhausted.
+// ErrConflict with code name_taken, idempotency_mismatch or, where the image
+// was removed or replaced since it was read, image_changed: so no layer of a
+// sandbox's image is collected between the reading and the row. ErrExhausted
+// with code slots_exhausted.
 func (d *DB) CreateSandbox(ctx context.Context, p CreateParams) (sb sandbox.Sandbox, existed bool, err error) {
 	if _, err := sandbox.ParseID(string(p.Sandbox.ID)); err != nil {
 		return sb, false, err
 	}
 	spec, err := toJSON(p.Sandbox.Spec)
+	if err != nil {
+		return sb, false, err
+	}
+	image, err := toJSON(p.Image)
 	if err != nil {
 		return sb, false, err
 	}
@@ -70,7 +80,7 @@ func (d *DB) CreateSandbox(ctx context.Context, p CreateParams) (sb sandbox.Sand
 			}
 			return err
 		}
-		return t.create(ctx, p, spec, &sb)
+		return t.create(ctx, p, spec, image, &sb)
 	})
 	if err != nil {
 		return sandbox.Sandbox{}, false, err
@@ -97,7 +107,10 @@ func (t *tx) idempotent(ctx context.Context, p CreateParams) (sandbox.ID, error)
 	return sandbox.ID(id), nil
 }
 
-func (t *tx) create(ctx context.Context, p CreateParams, spec string, sb *sandbox.Sandbox) error {
+func (t *tx) create(ctx context.Context, p CreateParams, spec, image string, sb *sandbox.Sandbox) error {
+	if err := t.imageUnchanged(ctx, p.Image, image); err != nil {
+		return err
+	}
 	slot, err := t.freeSlot(ctx, p.Slots)
 	if err != nil {
 		return err
@@ -108,7 +121,7 @@ func (t *tx) create(ctx context.Context, p CreateParams, spec string, sb *sandbo
 	}
 	in := p.Sandbox
 	_, err = t.stmt(ctx, sqlInsertSandbox).ExecContext(ctx, string(in.ID), in.Spec.Name, in.Owner, in.Spec.Image,
-		created.UnixNano(), slot, p.UIDBase+uint32(slot)*idsPerSlot, spec)
+		created.UnixNano(), slot, p.UIDBase+uint32(slot)*idsPerSlot, spec, image)
 	if isUnique(err) {
 		if strings.Contains(err.Error(), "sandboxes.name") {
 			return sandbox.Errorf(sandbox.ErrConflict, "name_taken", "a living sandbox is called %q: choose another name, or remove that one", in.Spec.Name)

@@ -25,6 +25,7 @@ CREATE TABLE sandboxes (
     spec        TEXT    NOT NULL,
     enforcement TEXT    NOT NULL DEFAULT 'null',
     usage       TEXT    NOT NULL DEFAULT '{}',
+    image_record TEXT   NOT NULL DEFAULT '{}', -- the image as it was; its name may since stand for another
     last_output BLOB
 ) STRICT;
 

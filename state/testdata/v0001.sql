@@ -26,6 +26,7 @@ CREATE TABLE sandboxes (
     spec        TEXT    NOT NULL,
     enforcement TEXT    NOT NULL DEFAULT 'null',
     usage       TEXT    NOT NULL DEFAULT '{}',
+    image_record TEXT   NOT NULL DEFAULT '{}', -- the image as it was; its name may since stand for another
     last_output BLOB
 ) STRICT;
 
@@ -85,10 +86,11 @@ CREATE INDEX idempotency_sandbox ON idempotency (sandbox);
 INSERT INTO sandboxes VALUES ('sbaaaaaaaaaaaa', 'web', 'uid:7', 'host', 'running', '', '', 1790000000000000000, 1790000001000000000, NULL,
     1790003600000000000, NULL, 1, 536936448, '10.200.0.1', 4242, 777, 'boot',
     '{"name":"web","image":"host","limits":{"memory_bytes":268435456},"network":{"mode":"off"},"labels":{"a":"b"}}',
-    '[{"limit":"memory","asked":"268435456 bytes","enforced":true}]', '{"cpu_seconds":1.5}', NULL);
+    '[{"limit":"memory","asked":"268435456 bytes","enforced":true}]', '{"cpu_seconds":1.5}',
+    '{"name":"host","digest":"host","kind":"host","layers":["l0"],"size_bytes":1,"files":1,"config":{},"created_at":"2025-01-01T00:00:00Z"}', NULL);
 INSERT INTO sandboxes VALUES ('sbbbbbbbbbbbbb', 'old', 'uid:7', 'host', 'failed', 'oom', 'the kernel killed its workload for memory',
     1780000000000000000, 1780000001000000000, 1780000002000000000, NULL, 137, 0, 536870912, '10.200.0.0', 0, 0, '',
-    '{"name":"old","image":"host"}', 'null', '{"oom_kills":1}', x'627965');
+    '{"name":"old","image":"host"}', 'null', '{"oom_kills":1}', '{}', x'627965');
 INSERT INTO slots VALUES (0, NULL, 1), (1, 'sbaaaaaaaaaaaa', 0);
 INSERT INTO events VALUES (8, 1790000000000000000, 'sbaaaaaaaaaaaa', 'sandbox.pending', 'uid:7', 'null');
 INSERT INTO events VALUES (9, 1790000000000000001, 'sbbbbbbbbbbbbb', 'sandbox.failed', 'daemon', '{"reason":"oom"}');
