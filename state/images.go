@@ -20,7 +20,7 @@ const (
 	sqlLayers   = `SELECT value FROM images, json_each(image, '$.layers')
 		UNION SELECT value FROM sandboxes, json_each(image_record, '$.layers')
 		WHERE status NOT IN ('completed', 'failed')`
-	sqlUser     = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
+	sqlUser = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
 		ON CONFLICT (sandbox, number) DO UPDATE SET process = ?3, tail = coalesce(?4, tail)`
