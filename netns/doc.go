@@ -45,6 +45,11 @@
 // change cuts what is open. Counters are IP bytes and belong to elements, which
 // outlive the link and the daemon.
 //
+// A TCP socket that outlives its killed process, waiting for its last bytes to
+// be acknowledged, keeps a network namespace alive for more than a minute. So
+// a detached link, known by having no counters, has its TCP answered by resets:
+// such sockets end at their next retransmission, and the namespace with them.
+//
 // Coexistence with a host firewall: each base chain accepts what is not ours.
 // In netfilter a packet must be accepted by every table, so a host firewall
 // whose forward chain drops by default must let our links through (nft:
@@ -111,6 +116,7 @@
 //	    iifname != "vsb*" return
 //	    meta nfproto != ipv4 goto refused
 //	    iifname . ip saddr @sources return
+//	    iifname != @dropped meta l4proto tcp reject with tcp reset
 //	    goto refused
 //	  }
 //	  chain local { # the host's addresses, before any NAT can hide them

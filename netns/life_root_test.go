@@ -131,6 +131,35 @@ func TestDetach(t *testing.T) {
 	eventually(t, "the link deleted in the background", func() bool { return len(leftovers(t, h)) == 0 })
 }
 
+// TestOrphanedSocketsDoNotKeepTheNamespace: a killed process leaves a TCP
+// connection whose end is never acknowledged, as Detach cut it. The namespace
+// must end soon by itself: the background deletion is off here. Without the
+// resets it takes the kernel's orphan time-out, more than a minute.
+func TestOrphanedSocketsDoNotKeepTheNamespace(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 34, sandbox.NetworkOpen)
+	attach(t, h, b)
+	var c net.Conn
+	must(t, linux.InNetNS(b.NetNS, func() (err error) {
+		c, err = net.Dial("tcp4", publicAddr+":80")
+		return err
+	}))
+	_, err := c.Read(make([]byte, 100)) // or what is unread would reset it
+	must(t, err)
+	h.reap.stop()
+	must(t, h.Detach(t.Context(), b.ID, b.Slot))
+	must(t, c.Close())
+	b.kill()
+	eventually(t, "the link gone with its namespace", func() bool {
+		ids, err := h.Links()
+		must(t, err)
+		return len(ids) == 0
+	})
+	h.reap, err = startReaper(h)
+	must(t, err)
+}
+
 // TestSameSandboxAgain: a stopped sandbox starts in a new namespace while the
 // link of the old one is still there.
 func TestSameSandboxAgain(t *testing.T) {
@@ -305,21 +334,18 @@ func TestTooManyConnections(t *testing.T) {
 	addr := attach(t, h, b)
 	dst := netipAddr(publicAddr)
 	p := packet(addr, dst, 99, "?")
-	must(t, linux.InNetNS(b.NetNS, func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for port := range flowsPerSandbox + 100 {
-			p[20], p[21] = byte((port+1024)>>8), byte(port+1024)
-			if err := unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: dst.As4()}); err != nil {
-				return err
-			}
-		}
-		return nil
+	var fd int
+	must(t, linux.InNetNS(b.NetNS, func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
 	}))
+	defer unix.Close(fd)
+	// A burst may lose packets on its way; what was lost is sent again.
 	eventually(t, "connections over the bound refused", func() bool {
+		for port := range flowsPerSandbox + 200 {
+			p[20], p[21] = byte((port+1024)>>8), byte(port+1024)
+			must(t, unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: dst.As4()}))
+		}
 		_, _, dropped, _, err := h.Counters(b.ID, b.Slot)
 		must(t, err)
 		return dropped >= 50

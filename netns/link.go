@@ -8,12 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // guestLink is the name of the link inside a sandbox.
@@ -62,27 +64,54 @@ func prepareInside(h *netlink.Handle) error {
 // plug makes the link of a sandbox, both ends, or completes one that an
 // earlier plug left half made.
 func (h *Host) plug(ns *os.File, w wire) error {
-	var outer int
-	err := linux.InNetNS(ns, func() error {
-		inside, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
+	var inside *netlink.Handle // its socket stays inside when we are out
+	var outer, inner int
+	err := linux.InNetNS(ns, func() (err error) {
+		if inside, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return fmt.Errorf("opening a netlink socket inside: %w", err)
 		}
-		defer inside.Close()
 		if err := prepareInside(inside); err != nil {
 			return err
 		}
-		var inner int
 		if outer, inner, err = h.makePair(inside, ns, w); err != nil {
 			return err
 		}
 		return configureInside(inside, inner, w)
 	})
+	if inside != nil {
+		defer inside.Close()
+	}
 	if err != nil {
 		return err
 	}
-	return h.configureOutside(outer, w)
+	if err := h.configureOutside(outer, w); err != nil {
+		return err
+	}
+	return awaitUp(inside, inner)
 }
+
+// awaitUp waits until a link carries packets. Of a pair, the end raised last
+// does so at once; the other drops what it is given until a kernel worker has
+// noticed, usually by now.
+func awaitUp(h *netlink.Handle, index int) error {
+	for deadline := time.Now().Add(linkWait); ; time.Sleep(linkPoll) {
+		link, err := h.LinkByIndex(index)
+		if err != nil {
+			return fmt.Errorf("waiting for the link inside: %w", err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return sandbox.Errorf(sandbox.ErrUnavailable, "link_down", "the link inside did not come up within %s", linkWait)
+		}
+	}
+}
+
+const (
+	linkWait = 5 * time.Second
+	linkPoll = 100 * time.Microsecond
+)
 
 // makePair makes the pair with the peer already inside (moving it there later
 // would cost an RCU grace period) and returns the indices of both ends.

@@ -68,6 +68,10 @@ var (
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_ICMP}},
 	}}
+	tcp = part{"meta l4proto tcp", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_TCP}},
+	}}
 	source = part{"iifname . ip saddr", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
 		&expr.Payload{DestRegister: reg2, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
@@ -93,6 +97,7 @@ var (
 	drop       = verdict("drop", expr.VerdictDrop)
 	ret        = verdict("return", expr.VerdictReturn)
 	masquerade = part{"masquerade", []expr.Any{&expr.Masq{}}}
+	reset      = part{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 	prohibit   = part{"reject with icmpx type admin-prohibited", []expr.Any{
 		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxProhibit},
 	}}

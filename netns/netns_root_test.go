@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -34,7 +36,7 @@ const insideEnv = "SANDBOXD_TEST_OWN_NETNS"
 // TestMain runs every test in a network namespace of the test's own, so that
 // the machine's firewall and interfaces stay as they are.
 func TestMain(m *testing.M) {
-	if os.Getenv(insideEnv) != "" {
+	if os.Getenv(insideEnv) != "" || os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
 	self, err := os.Executable()
@@ -115,6 +117,15 @@ func newNetNS(t testing.TB) *os.File {
 // newWorld builds the uplink and the internet, and removes the uplink at the end.
 func newWorld(t testing.TB) *world {
 	t.Helper()
+	testenv.Need(t, testenv.Root, testenv.Userns, testenv.NFT)
+	if os.Getenv(insideEnv) == "" {
+		t.Fatal("these tests change firewall and links: they run only in a network namespace of their own")
+	}
+	eventually(t, "the links of the test before gone with their namespaces", func() bool {
+		links, err := listing(netlink.LinkList)
+		must(t, err)
+		return !slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, linkPrefix) })
+	})
 	w := &world{internet: newNetNS(t)}
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)
@@ -153,6 +164,11 @@ func newWorld(t testing.TB) *world {
 		return nil
 	}))
 	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: linkIndex(t, uplink), Gw: net.ParseIP(internetAddr)}))
+	eventually(t, "the uplink up", func() bool {
+		l, err := netlink.LinkByName(uplink)
+		must(t, err)
+		return l.Attrs().OperState == netlink.OperUp
+	})
 	return w
 }
 
@@ -166,8 +182,18 @@ func serveTCP(l net.Listener) {
 		go func() {
 			defer c.Close()
 			fmt.Fprintln(c, c.RemoteAddr())
+			// Rules that change meanwhile may swallow the other's end.
+			_ = c.SetReadDeadline(time.Now().Add(time.Second))
 			_, _ = io.Copy(io.Discard, c)
+			resetOnClose(c)
 		}()
+	}
+}
+
+// resetOnClose keeps a closed connection from lingering in its namespace.
+func resetOnClose(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
 	}
 }
 
@@ -248,6 +274,7 @@ func dial(ns *os.File, network, addr string, wait time.Duration) (string, error)
 			return err
 		}
 		defer c.Close()
+		resetOnClose(c)
 		if strings.HasPrefix(network, "udp") {
 			if _, err := c.Write([]byte("?")); err != nil {
 				return err

@@ -193,6 +193,7 @@ func planChains() []chainPlan {
 				rule(notFromSandbox, ret),
 				rule(notIPv4, jump("refused")),
 				rule(source, in(setSources), ret),
+				rule(iifname, notIn(setDropped), tcp, reset), // see the package documentation
 				rule(jump("refused")),
 			},
 		},
