@@ -170,12 +170,14 @@ func (r *ring) put(stream sandbox.Stream, p []byte) bool {
 		}
 	}
 	r.end += n
-	if most := max(minSegments, int(r.size/bytesPerSeg)); len(r.segs) > most {
+	if most := r.maxSegments(); len(r.segs) > most {
 		r.dropTo(r.segs[len(r.segs)-most].off)
 	}
 	r.changed.Broadcast()
 	return true
 }
+
+func (r *ring) maxSegments() int { return max(minSegments, int(r.size/bytesPerSeg)) }
 
 // dropTo forgets everything before off and counts what nobody ever took.
 func (r *ring) dropTo(off int64) {
