@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# lane.sh PACKAGE...
+# Runs the packages' tests, root tests included, in the VM and writes test2json
+# events. Test programs and daemons are built here, where that is fast, and run
+# there, one after another.
+#
+#   SANDBOXD_TEST_PROMISES  for internal/testenv
+#   RUN                     only the tests that match
+#   KEEP                    if set, use a running VM and leave it running
+#   LANE_TIMEOUT            for one package's tests; 15m
+set -euo pipefail
+
+cd "$(dirname "$0")/../.."
+vm=integration/vm/vm.sh
+tree=integration/out/vm
+timeout=${LANE_TIMEOUT:-15m}
+
+say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
+
+trap '[ -n "${KEEP:-}" ] || "$vm" down' EXIT
+if [ -z "${KEEP:-}" ] || ! "$vm" ssh true 2> /dev/null; then
+  say "booting the VM"
+  "$vm" up >&2 & # while the compiler works
+  booting=$!
+fi
+
+say "building the tests"
+rm -rf "$tree"
+mkdir -p "$tree"
+cp -r bin "$tree/bin"
+for package in "$@"; do
+  dir=$tree/src/$package
+  mkdir -p "$dir"
+  go test -c -tags root -o "$dir/run.test" "$package"
+  [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
+done
+# The stand-in for PID 1 with which runtime/launch is tested alone.
+CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
+
+[ -z "${booting:-}" ] || wait "$booting"
+say "copying the tests"
+"$vm" push "$tree"
+say "running the tests"
+
+root=/opt/sandboxd
+rc=0
+for package in "$@"; do
+  name=$(go list "$package")
+  # test2json reports a program that did not print PASS, or ended in error, as failed.
+  go tool test2json -t -p "$name" "$vm" ssh env \
+    SANDBOXD_BIN=$root/bin SANDBOXD_TEST_PID1=$root/bin/test-pid1 \
+    SANDBOXD_TEST_PROMISES="${SANDBOXD_TEST_PROMISES:-}" \
+    SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
+    sh -c "cd $root/src/$package && exec timeout -k 10 $timeout ./run.test \"\$@\"" sh \
+    -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" < /dev/null || rc=1
+done
+exit $rc
