@@ -46,12 +46,18 @@ root=/opt/sandboxd
 rc=0
 for package in "$@"; do
   name=$(go list "$package")
-  # test2json reports a program that did not print PASS, or ended in error, as failed.
+  # test2json reports what ends in error as failed, but what says nothing as
+  # passed: an empty file, for one.
   go tool test2json -t -p "$name" "$vm" ssh env \
     SANDBOXD_BIN=$root/bin SANDBOXD_TEST_PID1=$root/bin/test-pid1 \
     SANDBOXD_TEST_PROMISES="${SANDBOXD_TEST_PROMISES:-}" \
     SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
     sh -c "cd $root/src/$package && exec timeout -k 10 $timeout ./run.test \"\$@\"" sh \
-    -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" < /dev/null || rc=1
+    -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" < /dev/null | tee "$tree/events" || rc=1
+  grep -q -e '"Output":"PASS\\n"' -e '"Action":"fail"' "$tree/events" || {
+    printf '{"Action":"output","Package":"%s","Output":"the test program did not print PASS\\n"}\n' "$name"
+    printf '{"Action":"fail","Package":"%s"}\n' "$name"
+    rc=1
+  }
 done
 exit $rc
