@@ -65,8 +65,8 @@ func (m *Manager) settled(ctx context.Context, sb sandbox.Sandbox) (sandbox.Sand
 // intend writes the intent of a new sandbox and returns its box, locked; no
 // box where an idempotency key led to a sandbox made before.
 func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, sandbox.Sandbox, sandbox.Image, error) {
-	m.naming.RLock() // the image keeps its name until the row names the image
-	defer m.naming.RUnlock()
+	m.imports.RLock() // the image keeps its layers until the row names them
+	defer m.imports.RUnlock()
 	spec, image, err := m.complete(ctx, req.Spec)
 	if err != nil {
 		return nil, sandbox.Sandbox{}, image, err
@@ -85,7 +85,8 @@ func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, 
 	m.keepBox(b)
 	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
 	sb, existed, err := m.state.CreateSandbox(ctx, state.CreateParams{
-		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, IdempotencyKey: req.IdempotencyKey, RequestHash: hash, Actor: req.Actor,
+		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, Actor: req.Actor, Image: image,
+		IdempotencyKey: req.IdempotencyKey, RequestHash: hash,
 	})
 	if err != nil || existed {
 		m.dropBox(id)

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -36,7 +38,7 @@ type kernel struct {
 	oom                             map[sandbox.ID]uint64
 	fail                            map[string]bool // step name → fails
 	events                          map[string]chan guest.Event
-	live                            int
+	layers                          map[string]bool
 }
 
 var errInjected = errors.New("injected")
@@ -44,7 +46,7 @@ var errInjected = errors.New("injected")
 func newKernel(t *testing.T) *kernel {
 	k := &kernel{
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
-		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{},
+		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 	}
 	t.Cleanup(func() {
 		for _, pid := range k.pids {
@@ -175,10 +177,21 @@ func (f fakeRoots) HostImage(context.Context) (sandbox.Image, error) {
 
 func (f fakeRoots) ImportTar(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
 	b, err := io.ReadAll(r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.layers[string(b)] = true
 	return sandbox.Image{Name: name, Digest: "sha256:" + string(b), Kind: sandbox.ImageTar, Layers: []string{string(b)}}, err
 }
-func (f fakeRoots) Layers() ([]string, error) { return nil, nil }
-func (f fakeRoots) RemoveLayer(string) error  { return nil }
+
+func (f fakeRoots) Layers() ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.layers)), nil
+}
+
+func (f fakeRoots) RemoveLayer(digest string) error {
+	return f.step("rootfs.layer", func() { delete(f.layers, digest) })
+}
 func (f fakeRoots) CreateUpper(id sandbox.ID, _ int, _ sandbox.Limits) error {
 	return f.step("rootfs.upper", func() { f.uppers[id] = true })
 }

@@ -100,7 +100,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
-		image, err := m.imageOf(ctx, sb.Spec)
+		image, err := m.state.ImageOf(ctx, b.id)
 		if err != nil {
 			return sb, err
 		}

@@ -45,8 +45,7 @@ type Manager struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	imports sync.RWMutex // read-held by imports, held while layers are collected
-	naming  sync.RWMutex // held while an image's name changes hands, read-held while a sandbox is made of one
+	imports sync.RWMutex // read-held by imports and new sandboxes, held while layers are collected
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu

@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -382,10 +384,11 @@ func TestReplacedImageStaysForItsSandboxes(t *testing.T) {
 	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
 		t.Fatal(err)
 	}
-	got, err := h.imageOf(t.Context(), sb.Spec)
+	got, err := h.db.ImageOf(t.Context(), sb.ID)
 	if err != nil || got.Digest != old.Digest {
 		t.Errorf("the stopped sandbox would start on %s, %v; want %s", got.Digest, err, old.Digest)
 	}
+	h.collect(t, "one", "two")
 	if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
 		t.Error(err)
 	}
@@ -396,11 +399,20 @@ func TestReplacedImageStaysForItsSandboxes(t *testing.T) {
 	if _, err := h.Remove(t.Context(), string(sb.ID), ""); err != nil {
 		t.Fatal(err)
 	}
+	h.collect(t, "two")
+}
+
+// collect collects layers and checks which are left.
+func (h *house) collect(t *testing.T, want ...string) {
+	t.Helper()
 	if err := h.collectLayers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.imageOf(t.Context(), sb.Spec); !errors.Is(err, sandbox.ErrNotFound) {
-		t.Errorf("nobody uses the old image, yet it is there: %v", err)
+	h.k.mu.Lock()
+	defer h.k.mu.Unlock()
+	have := slices.Sorted(maps.Keys(h.k.layers))
+	if !slices.Equal(have, want) {
+		t.Errorf("layers left: %v, want %v", have, want)
 	}
 }
 

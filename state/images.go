@@ -17,9 +17,10 @@ const (
 	sqlImage    = `SELECT image FROM images WHERE name = ?`
 	sqlImages   = `SELECT image FROM images ORDER BY name`
 	sqlImageOf  = `SELECT image_record FROM sandboxes WHERE id = ?`
-	sqlLayers   = `SELECT value FROM images, json_each(image, '$.layers')
+	// An image without layers has null there, which json_each makes a row of.
+	sqlLayers = `SELECT value FROM images, json_each(image, '$.layers') WHERE value IS NOT NULL
 		UNION SELECT value FROM sandboxes, json_each(image_record, '$.layers')
-		WHERE status NOT IN ('completed', 'failed')`
+		WHERE value IS NOT NULL AND status NOT IN ('completed', 'failed')`
 	sqlUser = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)

@@ -41,8 +41,18 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "stage:", stage(os.Getenv(stageEnv)))
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := 1
+	var err error
+	if scratch, err = os.MkdirTemp("", "guest-test-*"); err == nil && os.Chmod(scratch, 0o755) == nil {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(scratch)
+	os.Exit(code)
 }
+
+// scratch holds the one copy of sandbox-init all boxes share, where the
+// mapped ids may reach it.
+var scratch string
 
 // stage runs inside the namespaces and returns only with an error.
 func stage(binary string) error {
@@ -73,7 +83,7 @@ func stage(binary string) error {
 		},
 		func() error { return bindDevices("null", "zero", "full", "random", "urandom", "tty") },
 		func() error { return os.Symlink("pts/ptmx", "dev/ptmx") },
-		func() error { return copyFile(binary, "sandbox-init") },
+		func() error { return bindFile(binary, "sandbox-init") },
 		func() error { return unix.PivotRoot(".", ".") },
 		func() error { return unix.Unmount(".", unix.MNT_DETACH) },
 		func() error { return unix.Chdir("/") },
@@ -102,16 +112,20 @@ func mkdirs(names ...string) error {
 
 func bindDevices(names ...string) error {
 	for _, n := range names {
-		f, err := os.Create("dev/" + n)
-		if err != nil {
-			return err
-		}
-		_ = f.Close()
-		if err := unix.Mount("/dev/"+n, "dev/"+n, "", unix.MS_BIND, ""); err != nil {
+		if err := bindFile("/dev/"+n, "dev/"+n); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func bindFile(from, to string) error {
+	f, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	return unix.Mount(from, to, "", unix.MS_BIND, "")
 }
 
 func copyFile(from, to string) error {
@@ -231,9 +245,11 @@ func (b *box) start(listener *os.File) {
 	if err := copyFile(self, copied); err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(b.dir, "init-binary")
-	if err := copyFile(testenv.Binary(t, "sandbox-init"), bin); err != nil {
-		t.Fatal(err)
+	bin := filepath.Join(scratch, "sandbox-init")
+	if _, err := os.Stat(bin); err != nil {
+		if err := copyFile(testenv.Binary(t, "sandbox-init"), bin); err != nil {
+			t.Fatal(err)
+		}
 	}
 	b.cmd = exec.Command(copied)
 	b.cmd.Env = append(os.Environ(), stageEnv+"="+bin, stageEnv+"_DIR="+skel)
