@@ -17,7 +17,13 @@ timeout=${LANE_TIMEOUT:-15m}
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
 
-trap '[ -n "${KEEP:-}" ] || "$vm" down' EXIT
+# Leaving before the boot is over would leave the VM behind.
+leave() {
+  [ -z "$booting" ] || wait "$booting" || true
+  [ -n "${KEEP:-}" ] || "$vm" down
+}
+booting=
+trap leave EXIT
 if [ -z "${KEEP:-}" ] || ! "$vm" ssh true 2> /dev/null; then
   say "booting the VM"
   "$vm" up >&2 & # while the compiler works
@@ -31,21 +37,33 @@ cp -r bin "$tree/bin"
 for package in "$@"; do
   dir=$tree/src/$package
   mkdir -p "$dir"
-  go test -c -tags root -o "$dir/run.test" "$package"
+  go test -c -tags root -o "$dir/run.test" "$package" || continue # fails below
   [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
 done
 # The stand-in for PID 1 with which runtime/launch is tested alone.
 CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
 
-[ -z "${booting:-}" ] || wait "$booting"
+[ -z "$booting" ] || wait "$booting"
+booting=
 say "copying the tests"
 "$vm" push "$tree"
 say "running the tests"
 
 root=/opt/sandboxd
 rc=0
+
+# fail reports a package as failed.
+fail() {
+  printf '{"Action":"output","Package":"%s","Output":"%s\\n"}\n{"Action":"fail","Package":"%s"}\n' "$1" "$2" "$1"
+  rc=1
+}
+
 for package in "$@"; do
   name=$(go list "$package")
+  if [ ! -e "$tree/src/$package/run.test" ]; then
+    fail "$name" "the test program did not build"
+    continue
+  fi
   # test2json reports what ends in error as failed, but what says nothing as
   # passed: an empty file, for one.
   go tool test2json -t -p "$name" "$vm" ssh env \
@@ -54,10 +72,7 @@ for package in "$@"; do
     SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
     sh -c "cd $root/src/$package && exec timeout -k 10 $timeout ./run.test \"\$@\"" sh \
     -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" < /dev/null | tee "$tree/events" || rc=1
-  grep -q -e '"Output":"PASS\\n"' -e '"Action":"fail"' "$tree/events" || {
-    printf '{"Action":"output","Package":"%s","Output":"the test program did not print PASS\\n"}\n' "$name"
-    printf '{"Action":"fail","Package":"%s"}\n' "$name"
-    rc=1
-  }
+  grep -q -e '"Output":"PASS\\n"' -e '"Action":"fail"' "$tree/events" ||
+    fail "$name" "the test program did not print PASS"
 done
 exit $rc

@@ -1,0 +1,98 @@
+package archtest
+
+// module is the prefix of our own packages.
+const module = "github.com/sandboxd/sandboxd/"
+
+// anything, in place of a list, lifts the rule for a package.
+var anything = []string{"*"}
+
+// mayImport is the import table of docs/DESIGN.md, section 3, for files that
+// are not tests: package -> our own packages it may import. A package that is
+// not here fails the test: decide where it belongs, in both places.
+var mayImport = map[string][]string{
+	"cmd/sandboxd":          anything,
+	"cmd/sandboxd/initbin":  {},
+	"cmd/sandbox":           {"api", "api/client", "sandbox"},
+	"cmd/sandbox-init":      {"internal/initd"},
+	"api/server":            {"api", "sandbox"},
+	"api/server/servertest": {"sandbox"},
+	"api/client":            {"api", "sandbox"},
+	"api":                   {"sandbox"},
+	"runtime":               {"sandbox", "state", "runtime/guest", "rootfs", "netns", "runtime/launch"}, // see typesOnly
+	"runtime/launch":        {"sandbox", "internal/linux"},
+	"runtime/guest":         {"sandbox", "internal/initproto"},
+	"rootfs":                {"sandbox", "internal/linux"},
+	"netns":                 {"sandbox", "internal/linux"},
+	"cgroup":                {"sandbox", "internal/linux"},
+	"state":                 {"sandbox"},
+	"sandbox":               {},
+	"integration":           {"api/client", "sandbox", "internal/testenv"},
+	"internal/archtest":     {},
+	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux"},
+	"internal/initproto":    {"sandbox"},
+	"internal/linux":        {},
+	"internal/seccomp":      {"sandbox"},
+	"internal/testenv":      {},
+}
+
+// testsMayImport adds, for test files, what any test may import.
+var testsMayImport = []string{"internal/testenv", "internal/linux", "sandbox"}
+
+// testsAlso adds what the tests of one package may import.
+var testsAlso = map[string][]string{
+	"api/server":    {"api/client", "api/server/servertest"},
+	"api/client":    {"api/server", "api/server/servertest"},
+	"cmd/sandbox":   {"api/server", "api/server/servertest"},
+	"runtime/guest": {"internal/seccomp"},
+}
+
+// typesOnly names the packages of which an importer may use the types alone:
+// runtime names the arguments of its ports and gets the objects from
+// cmd/sandboxd.
+var typesOnly = map[string][]string{
+	"runtime": {"rootfs", "netns", "runtime/launch"},
+}
+
+// foreign says who alone may import a third-party package or what is below
+// it, tests included; nobody else gets its weight or its power.
+var foreign = []struct {
+	path string
+	by   []string
+	why  string
+}{
+	{"github.com/opencontainers/runc", []string{"runtime/launch"}, "one package builds shells"},
+	{"github.com/opencontainers/cgroups", []string{"runtime/launch"}, "limits go through package cgroup; libcontainer only needs its types"},
+	{"github.com/containerd/cgroups", []string{"cgroup"}, "one package writes the cgroup tree"},
+	{"github.com/mattn/go-sqlite3", []string{"state", "cmd/sandboxd"}, "one package holds rows; the doctor asks for the version"},
+	{"github.com/google/nftables", []string{"netns", "internal/testenv"}, "one package changes the firewall"},
+	{"github.com/vishvananda/netlink", []string{"netns"}, "one package changes links"},
+	{"github.com/danielgtaylor/huma", []string{"api/server"}, "the framework stays behind the wire types"},
+	{"github.com/seccomp/libseccomp-golang", []string{"internal/seccomp"}, "the filter is compiled in one place"},
+	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
+}
+
+// links says what a program must not contain, however indirectly.
+var links = map[string][]string{
+	"cmd/sandbox":      {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", module + "runtime", module + "state", "github.com/vishvananda/netlink"},
+	"cmd/sandbox-init": {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", "net", "os/exec"},
+}
+
+// rawMountCalls are the system calls of x/sys/unix and syscall that change
+// mounts or enter namespaces, and rawCallers who may make them: internal/linux
+// for all others, and those who do it on ground of their own.
+var (
+	rawMountCalls = []string{
+		"Mount", "Unmount", "OpenTree", "MoveMount", "MountSetattr", "PivotRoot", "Chroot",
+		"Fsopen", "Fsconfig", "FsconfigCreate", "Fsmount", "Setns",
+	}
+	rawCallers = []string{
+		"internal/linux",
+		"internal/initd",   // inside the sandbox
+		"internal/testenv", // probes that must not lean on what they vouch for
+		"runtime/launch",   // the daemon's own mount namespace, the skeleton root
+		"rootfs",           // mount(2) of an overlay by descriptor paths
+	}
+)
+
+// emptyNames say nothing about what a package is for.
+var emptyNames = []string{"util", "utils", "common", "types", "helpers", "helper", "misc", "base", "shared", "lib"}
