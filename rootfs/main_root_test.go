@@ -173,14 +173,8 @@ func insideMain(string) int {
 			return 0
 		}
 		var ans insideAnswer
-		if ans.Out, err = serveInside(buf[:n], oob[:oobn], i); err != nil {
+		if ans.Out, err = serveInside(buf[:n], oob[:oobn], i, old); err != nil {
 			ans.Err = err.Error()
-		}
-		if err := old.Chdir(); err != nil {
-			return die("back", err)
-		}
-		if err := unix.Chroot("."); err != nil {
-			return die("back", err)
 		}
 		b, err := json.Marshal(ans)
 		if err != nil {
@@ -192,7 +186,7 @@ func insideMain(string) int {
 	}
 }
 
-func serveInside(msg, oob []byte, i int) (string, error) {
+func serveInside(msg, oob []byte, i int, old *os.File) (_ string, err error) {
 	var req insideRequest
 	if err := json.Unmarshal(msg, &req); err != nil {
 		return "", err
@@ -228,7 +222,7 @@ func serveInside(msg, oob []byte, i int) (string, error) {
 			return "", fmt.Errorf("move_mount %s: %w", at, err)
 		}
 		if !req.Keep {
-			defer unix.Unmount(at, unix.MNT_DETACH)
+			defer func() { err = errors.Join(err, unix.Unmount(at, unix.MNT_DETACH)) }()
 		}
 	}
 	if err := os.Chdir(root); err != nil {
@@ -237,6 +231,8 @@ func serveInside(msg, oob []byte, i int) (string, error) {
 	if err := unix.Chroot("."); err != nil {
 		return "", err
 	}
+	// Out again before anything is unmounted.
+	defer func() { err = errors.Join(err, old.Chdir(), unix.Chroot(".")) }()
 	check := checks[req.Check]
 	if check == nil {
 		return "", fmt.Errorf("no check %q", req.Check)

@@ -64,8 +64,12 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 		return nil, err
 	}
 	root := &Root{}
-	if root.Mount, err = s.mountOverlay(plan, m.UserNS, m.UIDBase, s.mode); err != nil {
-		return nil, s.explainMount(m.ID, plan, err)
+	err = s.withHeadroom(m.ID, func() (err error) {
+		root.Mount, err = s.mountOverlay(plan, m.UserNS, m.UIDBase, s.mode)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(s.explainMount(m.ID, plan, err), root.Close())
 	}
 	if m.Image.Kind == sandbox.ImageHost {
 		usr, err := s.hostUsr()
@@ -77,10 +81,51 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 	return root, nil
 }
 
+// What mounting itself may take beyond a sandbox's limits: the overlay makes
+// some directories and probes the filesystem with temporary files.
+const (
+	headroomBytes  = 1 << 20
+	headroomInodes = 32
+)
+
+// withHeadroom runs mount with the limits of a sandbox a little raised, so
+// that one that has used them up can be started again. The sandbox is not yet
+// there to use the difference.
+func (s *Store) withHeadroom(id sandbox.ID, mount func() error) (err error) {
+	if !s.vol.quota {
+		return mount()
+	}
+	project, err := projectOf(s.vol.path(sandboxesDir, string(id)))
+	if err != nil {
+		return err
+	}
+	if project == 0 {
+		return mount()
+	}
+	bytes, inodes, err := linux.ProjectLimits(s.vol.root, project)
+	if err != nil {
+		return err
+	}
+	if bytes == 0 && inodes == 0 {
+		return mount()
+	}
+	raised := func(n, by uint64) uint64 {
+		if n == 0 {
+			return 0
+		}
+		return n + by
+	}
+	if err := linux.SetProjectQuota(s.vol.root, project, raised(bytes, headroomBytes), raised(inodes, headroomInodes)); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, linux.SetProjectQuota(s.vol.root, project, bytes, inodes)) }()
+	return mount()
+}
+
 // explainMount looks for a cause behind the kernel's bare errno.
 func (s *Store) explainMount(id sandbox.ID, p overlayPlan, err error) error {
-	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-		return spaceError("mount the root of "+string(id), err)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return sandbox.Errorf(sandbox.ErrExhausted, "disk_full", "sandbox %s has no disk space left to be mounted: raise its disk limits, or free space on the volume: %w", id, err)
 	}
 	for _, l := range p.lowers {
 		if _, serr := os.Stat(s.vol.path(l)); errors.Is(serr, os.ErrNotExist) {

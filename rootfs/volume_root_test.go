@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -122,6 +123,65 @@ func quotaHolds(t *testing.T, s *Store, img sandbox.Image) {
 		}
 		return b|i|ub|ui == 0
 	})
+}
+
+// TestQuotaExt4 uses a state directory whose own filesystem has quotas: no
+// image is made, and they hold just the same.
+func TestQuotaExt4(t *testing.T) {
+	testenv.Need(t, testenv.Quota)
+	img := filepath.Join(t.TempDir(), "ext4.img")
+	dir := t.TempDir()
+	script := `truncate -s 300M "$0"; mkfs.ext4 -q -O project,quota -E lazy_itable_init=1 "$0"; mount -o loop,prjquota "$0" "$1"`
+	if out, err := exec.Command("sh", "-euc", script, img, dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := linux.DetachTree(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	s := openIn(t, Config{Dir: dir, VolumeBytes: testVolume})
+	if _, err := os.Stat(filepath.Join(dir, "volume.img")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an image was made: %v", err)
+	}
+	quotaHolds(t, s, importTest(t, s, tarEntry{name: "low", data: "x"}))
+}
+
+// TestFullRemount: a sandbox that has used up its limits can still be
+// stopped and started again, and then make room.
+func TestFullRemount(t *testing.T) {
+	s, _ := openImage(t)
+	img := importTest(t, s, tarEntry{name: "low", data: "x"})
+	in := startInside(t, testBase)
+	id := sandbox.NewID()
+	if err := s.CreateUpper(id, 0, sandbox.Limits{DiskBytes: 4 << 20, DiskInodes: 100}); err != nil {
+		t.Fatal(err)
+	}
+	step := func(check string, args ...string) string {
+		t.Helper()
+		root := mountTest(t, s, in, id, img)
+		out := in.run(t, root, check, args...)
+		root.Close()
+		if err := s.Clean(id); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if got := step("files", "/d", "200"); strings.HasSuffix(got, "ok") {
+		t.Fatalf("the inode limit did not hold: %s", got)
+	}
+	if got := step("fill", "/d/0", "8000000"); strings.HasSuffix(got, "ok") {
+		t.Fatalf("the byte limit did not hold: %s", got)
+	}
+	if got := step("read", "/low"); got != "x" {
+		t.Errorf("/low is %q", got)
+	}
+	if got := step("remove", "/d"); got != "ok" {
+		t.Errorf("remove: %s", got)
+	}
+	if got := step("write", "/new", "x"); got != "ok" {
+		t.Errorf("write: %s", got)
+	}
 }
 
 // TestVolumeAgain: a daemon dies while a sandbox holds its root; the next one
