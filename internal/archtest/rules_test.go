@@ -74,7 +74,7 @@ var foreign = []struct {
 // links says what a program must not contain, however indirectly.
 var links = map[string][]string{
 	"cmd/sandbox":      {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", module + "runtime", module + "state", "github.com/vishvananda/netlink"},
-	"cmd/sandbox-init": {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", "net", "os/exec"},
+	"cmd/sandbox-init": {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", "net/http", "crypto/tls", "os/exec"},
 }
 
 // rawMountCalls are the system calls of x/sys/unix and syscall that change
