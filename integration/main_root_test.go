@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // ownNet marks the test program's second life in its own network namespace.
@@ -117,6 +119,9 @@ func install(t testing.TB, config string, args ...string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(dir, 0o711); err != nil { // sandboxes pass through to the run directory
+		t.Fatal(err)
+	}
 	d := &daemon{t: t, dir: dir, parent: "/" + filepath.Base(dir), log: &logBuffer{}}
 	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -206,12 +211,23 @@ func (d *daemon) uninstall() {
 	d.removeAll(ctx)
 	d.stop()
 	if d.t.Failed() {
-		d.t.Logf("the daemon said:\n%s", lastLines(d.log.String(), 60))
+		d.t.Logf("the daemon said:\n%s", quiet(lastLines(d.log.String(), 80)))
 	}
 	if err := os.RemoveAll(d.dir); err != nil {
 		d.t.Logf("remove %s: %v", d.dir, err)
 	}
 	_ = os.Remove(cgroupRoot() + d.parent)
+}
+
+// quiet leaves out what every best-effort daemon says.
+func quiet(log string) string {
+	var b strings.Builder
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, "NOT ENFORCED") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 func lastLines(s string, n int) string {
@@ -226,4 +242,109 @@ func cgroupRoot() string {
 		return "/sys/fs/cgroup"
 	}
 	return "/sys/fs/cgroup/unified"
+}
+
+// removeAll ends every living sandbox.
+func (d *daemon) removeAll(ctx context.Context) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 8)
+	for sb, err := range d.All(ctx, sandbox.Filter{}) {
+		if err != nil {
+			d.t.Errorf("list sandboxes to remove: %v", err)
+			break
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if _, err := d.Remove(ctx, string(sb.ID)); err != nil {
+				d.t.Errorf("remove %s: %v", sb.ID, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// create makes a sandbox or fails the test.
+func (d *daemon) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
+	t.Helper()
+	sb, err := d.Create(t.Context(), spec, "")
+	if err != nil {
+		t.Fatalf("create: %v", err)
+	}
+	return sb
+}
+
+// result is what a finished command left.
+type result struct {
+	stdout, stderr string
+	dropped        int64
+	exit           sandbox.ExitStatus
+}
+
+// exec runs a command to its end or fails the test.
+func (d *daemon) exec(t testing.TB, ref string, argv ...string) result {
+	t.Helper()
+	r, err := d.try(t.Context(), ref, sandbox.ProcessSpec{Argv: argv})
+	if err != nil {
+		t.Fatalf("exec %q: %v", argv, err)
+	}
+	return r
+}
+
+// sh runs a shell script to its end and wants it to succeed.
+func (d *daemon) sh(t testing.TB, ref, script string) string {
+	t.Helper()
+	r := d.exec(t, ref, "sh", "-c", script)
+	if r.exit.Code != 0 {
+		t.Fatalf("sh -c %q: exit %d\n%s%s", script, r.exit.Code, r.stdout, r.stderr)
+	}
+	return strings.TrimSuffix(r.stdout, "\n")
+}
+
+// try runs a command to its end.
+func (d *daemon) try(ctx context.Context, ref string, spec sandbox.ProcessSpec) (result, error) {
+	io, err := d.Exec(ctx, ref, spec)
+	if err != nil {
+		return result{}, err
+	}
+	defer io.Close()
+	return collect(io)
+}
+
+// collect reads a process's output to its end.
+func collect(p sandbox.ProcessIO) (result, error) {
+	var r result
+	var out, errs strings.Builder
+	for {
+		o, err := p.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return r, err
+		}
+		r.dropped += o.Dropped
+		if o.Stream == sandbox.Stderr {
+			errs.Write(o.Data)
+		} else {
+			out.Write(o.Data)
+		}
+	}
+	r.stdout, r.stderr = out.String(), errs.String()
+	exit, ok := p.Exit()
+	if !ok {
+		return r, errors.New("the output ended without an exit status")
+	}
+	r.exit = exit
+	return r, nil
+}
+
+// eventually polls until ok or the deadline.
+func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+	}
 }

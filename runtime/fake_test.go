@@ -208,6 +208,8 @@ func (f fakeRoots) Usage(sandbox.ID, int) (bytes, inodes uint64, known bool, err
 	return 4096, 1, true, nil
 }
 
+func (f fakeRoots) Clean(sandbox.ID) error { return f.step("rootfs.clean", nil) }
+
 func (f fakeRoots) Discard(id sandbox.ID, _ int) error {
 	return f.step("rootfs.discard", func() { delete(f.uppers, id) })
 }
@@ -278,6 +280,10 @@ func (p fakePID1) Attach(context.Context, sandbox.ProcessID, int64) (sandbox.Pro
 }
 func (p fakePID1) Processes(context.Context) ([]sandbox.Process, error)    { return nil, nil }
 func (p fakePID1) Signal(context.Context, sandbox.ProcessID, string) error { return nil }
+func (p fakePID1) Process(context.Context, sandbox.ProcessID) (sandbox.Process, error) {
+	return sandbox.Process{}, errors.ErrUnsupported
+}
+
 func (p fakePID1) Events(ctx context.Context, _ int64) (ProcessEvents, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

@@ -24,7 +24,13 @@ func (m *Manager) Remove(ctx context.Context, ref, actor string) (sandbox.Sandbo
 	}
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
-	if err := m.end(work, b, ending{reason: sandbox.ReasonCancelled, detail: "removed on request", actor: actor}); err != nil {
+	e := ending{reason: sandbox.ReasonCancelled, detail: "removed on request", actor: actor}
+	if sb.Status == sandbox.StatusRunning {
+		if main, ok := m.mainEnded(work, b); ok {
+			e = main
+		}
+	}
+	if err := m.end(work, b, e); err != nil {
 		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "removal_incomplete", "sandbox %s is not all gone yet and is being tried again: %w", sb.ID, err)
 	}
 	return m.state.Sandbox(work, sb.ID)
@@ -83,6 +89,9 @@ func (m *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox,
 		if err != nil {
 			return sb, err
 		}
+		if err := m.roots.Clean(b.id); err != nil {
+			return sb, err
+		}
 		pid := 0
 		ch.InitPID, ch.Usage = &pid, usage
 		row, err := m.move(ctx, b.id, sandbox.StatusStopped, ch, sb.Status)
@@ -127,6 +136,9 @@ func (m *Manager) backToStopped(ctx context.Context, b *box, row sandbox.Sandbox
 	if _, err := m.dropShell(ctx, b, row); err != nil {
 		m.log.Error("start sandbox: its shell is not all gone", "sandbox", b.id, "err", err)
 		return cause
+	}
+	if err := m.roots.Clean(b.id); err != nil {
+		m.log.Error("start sandbox: prepare its files for the next start", "sandbox", b.id, "err", err)
 	}
 	detail, pid := "start failed: "+explain(cause), 0
 	if _, err := m.move(ctx, b.id, sandbox.StatusStopped, state.Change{Detail: &detail, InitPID: &pid, Actor: "daemon"}, sandbox.StatusCreating); err != nil {

@@ -52,6 +52,7 @@ type Roots interface {
 	CreateUpper(id sandbox.ID, slot int, l sandbox.Limits) error
 	Mount(ctx context.Context, m rootfs.MountSpec) (*rootfs.Root, error)
 	Usage(id sandbox.ID, slot int) (bytes, inodes uint64, known bool, err error)
+	Clean(id sandbox.ID) error
 	Discard(id sandbox.ID, slot int) error
 	Uppers() ([]sandbox.ID, error)
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
@@ -76,6 +77,7 @@ type PID1 interface {
 	Exec(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
 	Attach(ctx context.Context, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)
 	Processes(ctx context.Context) ([]sandbox.Process, error)
+	Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error)
 	Signal(ctx context.Context, id sandbox.ProcessID, name string) error
 	Events(ctx context.Context, after int64) (ProcessEvents, error)
 }

@@ -160,14 +160,38 @@ func (m *Manager) endWithMain(ctx context.Context, b *box, p sandbox.Process) {
 	case <-ctx.Done():
 		return
 	}
-	e := ending{reason: sandbox.ReasonExited, detail: "its main command ended", exitCode: &p.Exit.Code, actor: "daemon"}
+	m.endSoon(b, mainEnding(*p.Exit))
+}
+
+// mainEnding is how a sandbox ends whose main process ended so.
+func mainEnding(x sandbox.ExitStatus) ending {
+	e := ending{reason: sandbox.ReasonExited, detail: "its main command ended", exitCode: &x.Code, actor: "daemon"}
 	switch {
-	case p.Exit.OOM:
+	case x.OOM:
 		e.reason, e.detail = sandbox.ReasonOOM, "the kernel killed its workload for memory"
-	case p.Exit.TimedOut:
+	case x.TimedOut:
 		e.reason, e.detail = sandbox.ReasonTimeout, "its main command ran over its time"
 	}
-	m.endSoon(b, e)
+	return e
+}
+
+// mainEnded asks PID 1 whether the main process has ended already: a client
+// that saw its end may ask for removal before the daemon heard of it.
+func (m *Manager) mainEnded(ctx context.Context, b *box) (ending, bool) {
+	b.mu.Lock()
+	id := b.main.id
+	b.mu.Unlock()
+	if id == "" {
+		return ending{}, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, tailTimeout)
+	defer cancel()
+	p, err := b.guest.Process(ctx, id)
+	if err != nil || p.Exit == nil {
+		return ending{}, false
+	}
+	m.judge(b, p.Exit)
+	return mainEnding(*p.Exit), true
 }
 
 // judge marks a SIGKILL as the kernel's when the sandbox's count of OOM

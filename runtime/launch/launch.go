@@ -56,6 +56,9 @@ func New(cfg Config) (*Launcher, error) {
 			return nil, err
 		}
 	}
+	if err := checkReachable(l.dir); err != nil {
+		return nil, err
+	}
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		return nil, fmt.Errorf("read the limit of open files: %w", err)
@@ -69,6 +72,23 @@ func New(cfg Config) (*Launcher, error) {
 	}
 	l.skeleton = sk
 	return l, nil
+}
+
+// checkReachable makes sure that mapped ids, which own nothing here, can walk
+// to dir: libcontainer opens the skeleton by its path with a sandbox's ids.
+func checkReachable(dir string) error {
+	for p := dir; ; p = filepath.Dir(p) {
+		info, err := os.Stat(p)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o001 == 0 {
+			return sandbox.Errorf(sandbox.ErrInvalid, "run_dir_unreachable", "run directory %s: %s is closed to others (mode %04o), and sandboxes must pass through: chmod o+x %s, or choose another --run-dir", dir, p, info.Mode().Perm(), p)
+		}
+		if p == filepath.Dir(p) {
+			return nil
+		}
+	}
 }
 
 // Close removes the skeleton. Shells go on.

@@ -47,6 +47,13 @@ func newLauncher(t testing.TB) *Launcher {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Closed to others it is refused, with a way out.
+	if _, err := New(Config{RunDir: filepath.Join(dir, "run"), InitBinary: b}); sandbox.CodeOf(err) != "run_dir_unreachable" {
+		t.Fatalf("a run directory nobody can reach: %v", err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
 	l, err := New(Config{RunDir: dir, InitBinary: b, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
