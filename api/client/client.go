@@ -27,6 +27,7 @@ type Client struct {
 	host string
 	base string // of URLs, without a slash at the end
 	http *http.Client
+	ws   *http.Client // for streams, whose connections are used once: without large buffers
 	// patience is how long a process stream tries to find the daemon again.
 	patience time.Duration
 }
@@ -68,6 +69,9 @@ func New(host string, opts ...Option) (*Client, error) {
 	default:
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_host", "host %.200q: use unix:///path/of.sock, http://name:port or https://name:port", host)
 	}
+	small := tr.Clone()
+	small.ReadBufferSize, small.WriteBufferSize, small.DisableKeepAlives = 4<<10, 4<<10, true
+	c.ws = &http.Client{Transport: small}
 	for _, o := range opts {
 		o(c)
 	}

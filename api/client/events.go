@@ -66,15 +66,16 @@ func (c *Client) Follow(ctx context.Context, q EventQuery, f func(sandbox.Event)
 				return errors.Join(ferr, s.body.Close())
 			}
 		}
+		if errors.Is(err, io.EOF) {
+			err = sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the daemon ended the event stream: is it shutting down?")
+		}
+		if ctx.Err() == nil && errors.Is(err, sandbox.ErrUnavailable) && b.wait(ctx) {
+			continue
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if !b.wait(ctx) {
-			return err
-		}
+		return err
 	}
 }
 

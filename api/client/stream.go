@@ -98,7 +98,7 @@ func (c *Client) dialProcess(ctx context.Context, path string, q url.Values, fir
 	if len(q) > 0 {
 		target += "?" + q.Encode()
 	}
-	conn, resp, err := websocket.Dial(ctx, target, &websocket.DialOptions{HTTPClient: c.http, CompressionMode: websocket.CompressionDisabled})
+	conn, resp, err := websocket.Dial(ctx, target, &websocket.DialOptions{HTTPClient: c.ws, CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
 			return nil, sandbox.Process{}, problem(resp)
@@ -302,7 +302,7 @@ func (s *stream) Close() error {
 func readAll(r io.Reader, buf []byte) ([]byte, error) {
 	for {
 		if len(buf) == cap(buf) {
-			grown := make([]byte, len(buf), max(2*cap(buf), 64<<10))
+			grown := make([]byte, len(buf), max(2*cap(buf), 4<<10))
 			copy(grown, buf)
 			buf = grown
 		}

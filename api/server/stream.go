@@ -101,13 +101,16 @@ func readSpec(ctx context.Context, c *websocket.Conn) (sandbox.ProcessSpec, erro
 
 // stream is one client's connection to one process. Three goroutines serve
 // it: the one of the request writes output, one reads the client and never
-// waits for the process, one feeds stdin and may wait.
+// waits for the process, one, once the client says anything, feeds stdin and
+// may wait.
 type stream struct {
 	s *server
 	c *websocket.Conn
 	p sandbox.ProcessIO
 
-	in stdinQueue
+	in    stdinQueue
+	fed   bool        // feed runs; of read's goroutine
+	pulse *time.Timer // runs beat
 	// cancel ends the stream: it closes p, which wakes Next and
 	// WriteStdin, and breaks the connection.
 	cancel context.CancelFunc
@@ -141,8 +144,10 @@ func (st *stream) serve(parent context.Context, open func(context.Context, *webs
 		return
 	}
 	go st.guard(ctx, st.read)
-	go st.guard(ctx, st.feed)
-	go st.guard(ctx, st.beat)
+	// Set before it is started: beat uses it.
+	st.pulse = time.AfterFunc(time.Hour, func() { st.guard(ctx, st.beat) })
+	st.pulse.Reset(heartbeat)
+	defer st.pulse.Stop()
 	st.write(ctx)
 }
 
@@ -232,6 +237,10 @@ func (st *stream) read(ctx context.Context) {
 		if buf, err = readAll(r, buf[:0]); err != nil {
 			return
 		}
+		if !st.fed { // most commands get no stdin, and need no goroutine for it
+			st.fed = true
+			go st.guard(ctx, st.feed)
+		}
 		var bad error
 		if typ == websocket.MessageBinary {
 			data, ok := api.ParseStdin(buf)
@@ -302,19 +311,14 @@ func (st *stream) feed(ctx context.Context) {
 
 // beat writes now and then, so that the loss of an idle client is noticed.
 func (st *stream) beat(ctx context.Context) {
-	tick := time.NewTicker(heartbeat)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if st.send(ctx, api.Message{Type: api.MsgHeartbeat}) != nil {
-				st.cancel()
-				return
-			}
-		}
+	if ctx.Err() != nil {
+		return
 	}
+	if st.send(ctx, api.Message{Type: api.MsgHeartbeat}) != nil {
+		st.cancel()
+		return
+	}
+	st.pulse.Reset(heartbeat)
 }
 
 // readAll reads r into buf, growing it up to the connection's read limit.

@@ -1,0 +1,99 @@
+package server_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/api/server/servertest"
+)
+
+// routes is every route there is, written down once more by hand.
+var routes = []string{
+	"GET /healthz", "GET /v1/version", "GET /v1/doctor", "GET /v1/events",
+	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
+	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start",
+	"GET /v1/sandboxes/{ref}/usage", "GET /v1/sandboxes/{ref}/output", "GET /v1/sandboxes/{ref}/exec",
+	"GET /v1/sandboxes/{ref}/processes", "POST /v1/sandboxes/{ref}/processes", "GET /v1/sandboxes/{ref}/processes/{pid}",
+	"POST /v1/sandboxes/{ref}/processes/{pid}/signal", "GET /v1/sandboxes/{ref}/processes/{pid}/output", "GET /v1/sandboxes/{ref}/processes/{pid}/attach",
+	"GET /v1/sandboxes/{ref}/files", "PUT /v1/sandboxes/{ref}/files", "DELETE /v1/sandboxes/{ref}/files",
+	"GET /v1/sandboxes/{ref}/files/stat", "GET /v1/sandboxes/{ref}/files/list", "POST /v1/sandboxes/{ref}/files/mkdir", "POST /v1/sandboxes/{ref}/files/move",
+	"POST /v1/sandboxes/{ref}/files/chmod", "GET /v1/sandboxes/{ref}/files/watch", "GET /v1/sandboxes/{ref}/files/archive", "PUT /v1/sandboxes/{ref}/files/archive",
+	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
+}
+
+type document struct {
+	OpenAPI string
+	Paths   map[string]map[string]struct {
+		OperationID string `json:"operationId"`
+		Summary     string
+		Parameters  []struct{ Name, In string }
+		Responses   map[string]json.RawMessage
+	}
+	Components struct{ Schemas map[string]json.RawMessage }
+}
+
+func TestOpenAPI(t *testing.T) {
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test"})
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/openapi.json", http.NoBody))
+	raw := w.Body.Bytes()
+	var doc document
+	if err := json.Unmarshal(raw, &doc); err != nil || w.Code != http.StatusOK {
+		t.Fatalf("%d %v", w.Code, err)
+	}
+	if doc.OpenAPI != "3.1.0" {
+		t.Errorf("version %q", doc.OpenAPI)
+	}
+	var got []string
+	ids := map[string]bool{}
+	inPath := regexp.MustCompile(`\{([^}]*)\}`)
+	for path, ops := range doc.Paths {
+		for method, op := range ops {
+			route := strings.ToUpper(method) + " " + path
+			got = append(got, route)
+			if op.OperationID == "" || ids[op.OperationID] || op.Summary == "" {
+				t.Errorf("%s: operation id %q is empty or taken, or no summary", route, op.OperationID)
+			}
+			ids[op.OperationID] = true
+			if len(op.Responses) < 2 {
+				t.Errorf("%s: only %d responses", route, len(op.Responses))
+			}
+			for _, m := range inPath.FindAllStringSubmatch(path, -1) {
+				if !slices.ContainsFunc(op.Parameters, func(p struct{ Name, In string }) bool { return p.Name == m[1] && p.In == "path" }) {
+					t.Errorf("%s: path parameter %s is not described", route, m[1])
+				}
+			}
+		}
+	}
+	slices.Sort(got)
+	want := slices.Sorted(slices.Values(routes))
+	if !slices.Equal(got, want) {
+		t.Errorf("routes are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, m := range regexp.MustCompile(`"\$ref":"#/components/schemas/([^"]*)"`).FindAllSubmatch(raw, -1) {
+		if doc.Components.Schemas[string(m[1])] == nil {
+			t.Errorf("$ref to %s leads nowhere", m[1])
+		}
+	}
+}
+
+// TestDocumentedRoutesAnswer asks every documented route for something: none
+// may say that it does not exist.
+func TestDocumentedRoutesAnswer(t *testing.T) {
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test"})
+	for _, route := range routes {
+		method, path, _ := strings.Cut(route, " ")
+		path = strings.NewReplacer("{ref}", "absent", "{pid}", "p1", "{name}", "absent").Replace(path)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, path, http.NoBody))
+		if strings.Contains(w.Body.String(), "no_such_route") || w.Code == http.StatusMethodNotAllowed || w.Code >= 500 {
+			t.Errorf("%s: %d %s", route, w.Code, w.Body)
+		}
+	}
+}
