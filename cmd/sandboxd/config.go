@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -120,10 +121,11 @@ func loadConfig(path string, required bool) (config, error) {
 // parseConfig decodes a configuration file strictly.
 func parseConfig(path string, b []byte) (config, error) {
 	c := builtinConfig()
-	if len(bytes.TrimSpace(b)) == 0 {
-		return c, nil
+	err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict(), yaml.DisallowUnknownField()).Decode(&c)
+	if errors.Is(err, io.EOF) { // nothing in it but comments; the decoder has emptied c
+		return builtinConfig(), nil
 	}
-	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict(), yaml.DisallowUnknownField()).Decode(&c); err != nil {
+	if err != nil {
 		return c, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return c, nil
