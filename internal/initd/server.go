@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"runtime/metrics"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,10 @@ const (
 	ListenFD = 3
 	// tidyAfter is how long nothing must happen before memory is given back.
 	tidyAfter = time.Second
+	// tidyAbove is how much of the heap must be in use for that to pay: the
+	// first collection alone costs about 0.3 MiB of bookkeeping for good, so
+	// a sandbox that never did much never collects.
+	tidyAbove = 2 << 20
 )
 
 // Server is PID 1's state.
@@ -59,8 +64,18 @@ func New(build string) *Server {
 		build: build, began: time.Now(), procs: newTable(),
 		slots: make(chan struct{}, maxConns), conns: make(map[*conn]bool),
 	}
-	s.tidy = time.AfterFunc(tidyAfter, debug.FreeOSMemory)
+	s.tidy = time.AfterFunc(time.Hour, tidy)
+	s.tidy.Stop()
 	return s
+}
+
+// tidy gives memory back after a burst of work.
+func tidy() {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() == metrics.KindUint64 && sample[0].Value.Uint64() > tidyAbove {
+		debug.FreeOSMemory()
+	}
 }
 
 // Serve takes connections from the listening socket fd and never returns

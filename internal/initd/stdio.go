@@ -12,8 +12,12 @@ import (
 )
 
 const (
-	pipeSize   = 1 << 20   // asked for; the kernel may give less
-	pumpBuffer = 256 << 10 // one read's most
+	// A pipe begins with the kernel's 64 KiB and is made larger once it was
+	// found full: all users of a kernel user id share a budget of pipe pages,
+	// and past it new pipes get two pages only (pipe(7)).
+	firstPipeSize = 64 << 10
+	pipeSize      = 1 << 20   // asked for; the kernel may give less
+	pumpBuffer    = 256 << 10 // one read's most
 )
 
 // stdio is the plumbing of one process: the child's ends, closed once it is
@@ -75,7 +79,6 @@ func pipe(output bool) (r, w *os.File, err error) {
 	ours := fds[1]
 	if output {
 		ours = fds[0]
-		_, _ = unix.FcntlInt(uintptr(ours), unix.F_SETPIPE_SZ, pipeSize) // else the default, only slower
 	}
 	if err := unix.SetNonblock(ours, true); err != nil {
 		_ = unix.Close(fds[0])
@@ -165,7 +168,15 @@ func (p *process) pump(f *os.File, stream sandbox.Stream) {
 	if err != nil {
 		return
 	}
-	for p.pumpOnce(raw.Read, stream) == nil {
+	for grown := p.tty != nil; ; {
+		n, err := p.pumpOnce(raw.Read, stream)
+		if err != nil {
+			break
+		}
+		if n >= firstPipeSize && !grown {
+			grown = true
+			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+		}
 	}
 	if !p.ended() {
 		return
@@ -181,7 +192,7 @@ func (p *process) pump(f *os.File, stream sandbox.Stream) {
 
 func (p *process) ended() bool { return p.exited.Load() }
 
-func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.Stream) error {
+func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.Stream) (int, error) {
 	var n int
 	var rerr error
 	var buf *[]byte
@@ -196,19 +207,19 @@ func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.S
 		return true
 	})
 	if buf == nil {
-		return err
+		return 0, err
 	}
 	defer pumpBuffers.Put(buf)
 	switch {
 	case err != nil:
-		return err
+		return 0, err
 	case rerr != nil:
-		return rerr
+		return 0, rerr
 	case n == 0:
-		return errEnd
+		return 0, errEnd
 	}
 	p.out.write(stream, (*buf)[:n])
-	return nil
+	return n, nil
 }
 
 var errEnd = errors.New("end of stream")
