@@ -32,13 +32,12 @@ fi
 
 say "building the tests"
 rm -rf "$tree"
-mkdir -p "$tree"
+mkdir -p "$tree/src"
 cp -r bin "$tree/bin"
+# The sources go along: tests read their testdata, and some their package.
+git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$tree/src"
 for package in "$@"; do
-  dir=$tree/src/$package
-  mkdir -p "$dir"
-  go test -c -tags root -o "$dir/run.test" "$package" || continue # fails below
-  [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
+  go test -c -tags root -o "$tree/src/$package/run.test" "$package" || true # fails below
 done
 # The stand-in for PID 1 with which runtime/launch is tested alone.
 CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
