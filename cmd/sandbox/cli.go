@@ -38,7 +38,9 @@ type cli struct {
 	output string // flag --output
 
 	mu       sync.Mutex
-	onSignal func(os.Signal) // who wants signals; nil means they end the context
+	onSignal func(os.Signal) // who wants signals; nil means nobody in particular
+	giveUp   func()          // not nil: signals wait in pending for who wants them; the second calls it
+	pending  []os.Signal
 }
 
 // exitError passes a command's exit code through.
@@ -80,18 +82,14 @@ func (c *cli) main(ctx context.Context, args []string) int {
 	return exitTrouble
 }
 
-// dispatch hands signals to whoever asked for them; else the first ends the
-// context and the second the program.
+// dispatch delivers signals; those nobody wants end the context, and the
+// second of them the program.
 func (c *cli) dispatch(ctx context.Context, sigs <-chan os.Signal, cancel func()) {
 	for {
 		select {
 		case s := <-sigs:
-			c.mu.Lock()
-			f := c.onSignal
-			c.mu.Unlock()
 			switch {
-			case f != nil:
-				f(s)
+			case c.deliver(s):
 			case ctx.Err() != nil:
 				os.Exit(exitInterrupted)
 			default:
@@ -103,16 +101,56 @@ func (c *cli) dispatch(ctx context.Context, sigs <-chan os.Signal, cancel func()
 	}
 }
 
-// signals sends the signals to f until the function returned is called.
+// deliver gives a signal to who wants it, or keeps it while signals are held;
+// false when neither.
+func (c *cli) deliver(s os.Signal) bool {
+	c.mu.Lock()
+	f, giveUp := c.onSignal, c.giveUp
+	if f == nil && giveUp != nil {
+		c.pending = append(c.pending, s)
+	}
+	n := len(c.pending)
+	c.mu.Unlock()
+	switch {
+	case f != nil:
+		f(s)
+	case giveUp == nil:
+		return false
+	case n > 1:
+		giveUp()
+	}
+	return true
+}
+
+// signals sends the signals, first those held, to f until the function
+// returned is called.
 func (c *cli) signals(f func(os.Signal)) (restore func()) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := c.onSignal
-	c.onSignal = f
+	before, held := c.onSignal, c.pending
+	c.onSignal, c.pending = f, nil
+	c.mu.Unlock()
+	for _, s := range held {
+		f(s)
+	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.onSignal = before
+	}
+}
+
+// hold keeps signals that nobody wants for whoever will, so that none is
+// lost between two steps of a command, nor ends it without its cleaning up.
+// The second one held calls giveUp.
+func (c *cli) hold(giveUp func()) (restore func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.giveUp
+	c.giveUp = giveUp
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.giveUp = before
 	}
 }
 

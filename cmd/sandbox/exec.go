@@ -77,7 +77,12 @@ func (c *cli) exec(ctx context.Context, ref string, spec sandbox.ProcessSpec, f 
 		}
 		return c.showLine(p, func() string { return string(p.ID) })
 	}
-	p, err := cl.Exec(context.WithoutCancel(ctx), ref, spec)
+	// A signal before the command runs is for the command; a second one
+	// does not wait for it.
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer c.hold(cancel)()
+	p, err := cl.Exec(sctx, ref, spec)
 	if err != nil {
 		return err
 	}

@@ -90,6 +90,9 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	if err := ps.Validate(); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer c.hold(cancel)() // from here on there is something to clean up
 	sb, err := c.create(ctx, cl, spec, "")
 	if err != nil {
 		return err
