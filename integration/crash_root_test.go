@@ -243,11 +243,11 @@ func TestNothingLeaksOverCycles(t *testing.T) {
 }
 
 // counts is what must not grow.
-type counts struct{ fds, threads, mounts, cgroups, namespaces, links, hostMounts int }
+type counts struct{ goroutines, fds, threads, mounts, cgroups, namespaces, links, hostMounts int }
 
 func (c counts) within(o counts, slack int) bool {
 	for _, p := range [][2]int{
-		{c.fds, o.fds}, {c.threads, o.threads}, {c.mounts, o.mounts}, {c.cgroups, o.cgroups},
+		{c.goroutines, o.goroutines}, {c.fds, o.fds}, {c.threads, o.threads}, {c.mounts, o.mounts}, {c.cgroups, o.cgroups},
 		{c.namespaces, o.namespaces}, {c.links, o.links}, {c.hostMounts, o.hostMounts},
 	} {
 		if p[0] > p[1]+slack {
@@ -284,8 +284,23 @@ func (d *daemon) count(t testing.TB) counts {
 			spaces[target] = true
 		}
 	}
+	checks, err := d.Doctor(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	goroutines := 0
+	for _, c := range checks {
+		if c.Name == "daemon" {
+			if _, err := fmt.Sscanf(c.Detail, "%d goroutines", &goroutines); err != nil {
+				t.Fatalf("doctor on the daemon: %q: %v", c.Detail, err)
+			}
+		}
+	}
+	if goroutines == 0 {
+		t.Fatalf("doctor does not tell of the daemon: %+v", checks)
+	}
 	return counts{
-		fds: entries(proc + "/fd"), threads: entries(proc + "/task"), mounts: lines(proc + "/mountinfo"),
+		goroutines: goroutines, fds: entries(proc + "/fd"), threads: entries(proc + "/task"), mounts: lines(proc + "/mountinfo"),
 		cgroups: len(names(t, cgroupRoot()+d.parent)), namespaces: len(spaces), links: entries("/sys/class/net"),
 		hostMounts: lines("/proc/self/mountinfo"),
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -27,7 +28,7 @@ func newDoctor(c config, p parts) *doctor { return &doctor{c, p} }
 func (d *doctor) Checks(_ context.Context) []sandbox.Check {
 	return []sandbox.Check{
 		checkKernel(), d.checkCgroup(), checkUserNamespaces(), checkFilesystem("overlay", "overlay root filesystems", "modprobe overlay"),
-		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), d.checkDisk(), checkSQLite(), checkLibcontainer(),
+		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), d.checkDisk(), checkSQLite(), checkLibcontainer(), checkSelf(),
 	}
 }
 
@@ -170,4 +171,21 @@ func checkLibcontainer() sandbox.Check {
 		}
 	}
 	return warn("libcontainer", "the build does not tell its version", "build with module information")
+}
+
+// checkSelf tells what the daemon itself holds. None of it should grow with
+// sandboxes that are gone.
+func checkSelf() sandbox.Check {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return warn("daemon", err.Error(), "")
+	}
+	rss := "unknown memory"
+	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
+		if f := strings.Fields(string(b)); len(f) > 1 {
+			pages, _ := strconv.Atoi(f[1])
+			rss = fmt.Sprintf("%d MiB resident", pages*os.Getpagesize()>>20)
+		}
+	}
+	return ok("daemon", fmt.Sprintf("%d goroutines, %d descriptors, %s", runtime.NumGoroutine(), len(fds), rss))
 }
