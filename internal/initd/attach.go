@@ -32,6 +32,7 @@ func (s *Server) stream(c *conn, p *process, off int64) error {
 		p.readers.Add(-1)
 		s.procs.trim()
 	}()
+	c.growSendBuffer()
 	rd := p.out.attach(off, c.unsent)
 	defer rd.detach()
 	if err := c.reply(p.record(s.procs)); err != nil {
