@@ -85,21 +85,21 @@ test: ## all three test lanes, each to its end, then a summary
 
 .PHONY: test-unit
 test-unit: build $(TOOLS)/gotestsum ## tests that need neither root nor a particular kernel
-	@mkdir -p $(OUT)
-	$(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/unit.json -- -timeout 10m -run '$(RUN)' $(PKG)
+	@mkdir -p $(OUT); echo '== test-unit'
+	@$(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/unit.json -- -timeout 10m -run '$(RUN)' $(PKG)
 
 .PHONY: test-root
 test-root: build deps-run deps-test $(TOOLS)/gotestsum ## tests that need root, on this machine, in namespaces of their own
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root needs root; make test-vm runs the same tests in a VM' >&2; exit 1; }
-	@mkdir -p $(OUT)
-	SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
+	@mkdir -p $(OUT); echo '== test-root'
+	@SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
 	  $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/root.json -- \
 	  -tags root -count 1 -p 1 -timeout 15m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
 
 .PHONY: test-vm
 test-vm: build deps-vm $(TOOLS)/gotestsum ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)
-	@mkdir -p $(OUT)
-	SANDBOXD_TEST_PROMISES=$(VM_PROMISES) KEEP='$(KEEP)' RUN='$(RUN)' integration/vm/lane.sh $(ROOT_PKG) \
+	@mkdir -p $(OUT); echo '== test-vm'
+	@SANDBOXD_TEST_PROMISES=$(VM_PROMISES) KEEP='$(KEEP)' RUN='$(RUN)' integration/vm/lane.sh $(ROOT_PKG) \
 	  | $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/vm.json --raw-command -- cat
 
 .PHONY: soak
