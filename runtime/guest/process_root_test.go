@@ -411,3 +411,20 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("ping: %v", err)
 	}
 }
+
+func TestOpenFilesLimit(t *testing.T) {
+	b, _ := newRooted(t, func(c *guest.Config) { c.OpenFiles = 777 })
+	if got := b.sh("ulimit -Sn; ulimit -Hn"); got != "777\n777" {
+		t.Errorf("limit %q", got)
+	}
+	// A terminal and many processes still find descriptors.
+	for range 40 {
+		if _, err := b.Start(ctx(t), argv("sleep", "100")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	control, _ := newRooted(t)
+	if got := control.sh("ulimit -Hn"); got == "777" {
+		t.Errorf("without a limit: %s", got)
+	}
+}
