@@ -111,7 +111,7 @@ FUZZTIME ?= 60s
 .PHONY: fuzz
 fuzz: build ## run every fuzz target for FUZZTIME (60s)
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed 's|/[^/]*:func | |' | while read -r pkg target; do \
-	  echo "== $$pkg $$target"; go test -tags root -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) "$$pkg"; \
+	  echo "== $$pkg $$target"; go test -tags root -run '^$$' -fuzzminimizetime 2s -fuzz "^$$target$$" -fuzztime $(FUZZTIME) "$$pkg"; \
 	done
 
 BENCHCOUNT ?= 6

@@ -80,7 +80,7 @@ func TestSpecValidate(t *testing.T) {
 		code string // "" is fine
 	}{
 		"empty":                {Spec{}, ""},
-		"all set":              {Spec{Name: "a-b.c_1", Image: "host", Hostname: "h", User: "1000:1000", WorkDir: "/w", Limits: Limits{CPUs: 0.5, MemoryBytes: 64 << 20, PIDs: 10, OpenFiles: 64, DiskBytes: 1 << 20, DiskInodes: 64, CPUWeight: 10000}}, ""},
+		"all set":              {Spec{Name: "a-b.c_1", Image: "host", Hostname: "h", User: "1000:1000", WorkDir: "/w", Limits: Limits{CPUs: 0.5, MemoryBytes: 64 << 20, PIDs: 10, OpenFiles: 512, DiskBytes: 1 << 20, DiskInodes: 64, CPUWeight: 10000}}, ""},
 		"name like an id":      {Spec{Name: "sbabcdefghij22"}, "invalid_name"},
 		"name with capitals":   {Spec{Name: "Abc"}, "invalid_name"},
 		"name too long":        {Spec{Name: strings.Repeat("a", 64)}, "invalid_name"},
@@ -102,6 +102,7 @@ func TestSpecValidate(t *testing.T) {
 		"negative memory":      {Spec{Limits: Limits{MemoryBytes: -1}}, "invalid_limits"},
 		"tiny memory":          {Spec{Limits: Limits{MemoryBytes: 1}}, "invalid_limits"},
 		"tiny cpu":             {Spec{Limits: Limits{CPUs: 0.001}}, "invalid_limits"},
+		"few open files":       {Spec{Limits: Limits{OpenFiles: 100}}, "invalid_limits"},
 		"huge open files":      {Spec{Limits: Limits{OpenFiles: 1 << 63}}, "invalid_limits"},
 	} {
 		err := c.spec.Validate()

@@ -77,7 +77,7 @@ const (
 	minDisk      = 1 << 20
 	minInodes    = 64
 	minPIDs      = 1
-	minOpenFiles = 16
+	minOpenFiles = 512 // PID 1, whose limit its workloads inherit, needs some itself
 	maxTTL       = 365 * 24 * time.Hour
 )
 
@@ -214,7 +214,7 @@ func ValidateImageName(s string) error {
 		if i == strings.Count(s, "/") {
 			part, tag, _ = strings.Cut(part, ":")
 		}
-		ok = ok && nameForm.MatchString(part) && (tag == "" && !strings.HasSuffix(s, ":") || nameForm.MatchString(strings.ToLower(tag)))
+		ok = ok && nameForm(part) && (tag == "" && !strings.HasSuffix(s, ":") || nameForm(strings.ToLower(tag)))
 	}
 	if !ok {
 		return Errorf(ErrInvalid, "invalid_image_name", "image name %.80q: use parts of a-z, 0-9, '.', '_' and '-' with '/' between and an optional ':tag'", s)
