@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/docker/go-units"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -242,7 +243,7 @@ func askedBytes(n int64) string {
 	if n <= 0 {
 		return none
 	}
-	return strconv.FormatInt(n, 10) + " bytes"
+	return units.BytesSize(float64(n))
 }
 
 func askedCount(n int64) string {

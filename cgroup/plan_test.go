@@ -152,7 +152,7 @@ func TestPlanEnforcement(t *testing.T) {
 		asked[e.Limit] = e.Asked
 	}
 	want := map[string]string{
-		"cpu": "2 cpus, weight 50", "memory": "1024 bytes", "pids": "7", "io": "rbps=max wbps=9 riops=max wiops=max",
+		"cpu": "2 cpus, weight 50", "memory": "1KiB", "pids": "7", "io": "rbps=max wbps=9 riops=max wiops=max",
 	}
 	if diff := cmp.Diff(want, asked); diff != "" {
 		t.Errorf("asked (-want +got):\n%s", diff)

@@ -6,6 +6,16 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+// Inspect is Sandbox with the counters of a living sandbox read now.
+func (m *Manager) Inspect(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err != nil {
+		return sb, err
+	}
+	sb.Usage = m.usage(sb)
+	return sb, nil
+}
+
 // Usage reads a sandbox's counters now; of one that has no shell, the last
 // ones read.
 func (m *Manager) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
@@ -13,14 +23,18 @@ func (m *Manager) Usage(ctx context.Context, ref string) (sandbox.Usage, error) 
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
+	return m.usage(sb), nil
+}
+
+func (m *Manager) usage(sb sandbox.Sandbox) sandbox.Usage {
 	b := m.box(sb.ID)
 	if b == nil || (sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused) {
-		return sb.Usage, nil
+		return sb.Usage
 	}
 	if u := m.readUsage(b, sb); u != nil {
-		return *u, nil
+		return *u
 	}
-	return sb.Usage, nil
+	return sb.Usage
 }
 
 // readUsage reads the kernel's counters of a sandbox's present shell and adds

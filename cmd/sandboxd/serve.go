@@ -46,6 +46,11 @@ type service struct {
 	doctor *doctor
 }
 
+// Sandbox is what people see of a sandbox: its counters are those of now.
+func (s *service) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return s.Inspect(ctx, ref)
+}
+
 // Doctor checks the host.
 func (s *service) Doctor(ctx context.Context) []sandbox.Check { return s.doctor.Checks(ctx) }
 
