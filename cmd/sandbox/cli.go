@@ -24,6 +24,7 @@ const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
 	exitInterrupted   = 130
+	exitPipe          = 128 + int(syscall.SIGPIPE)
 )
 
 // cli is one invocation.
@@ -55,6 +56,8 @@ func (c *cli) main(ctx context.Context, args []string) int {
 	sigs := make(chan os.Signal, 8)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(sigs)
+	// A reader of ours that goes away must not end us before we cleaned up.
+	signal.Ignore(syscall.SIGPIPE)
 	go c.dispatch(ctx, sigs, cancel)
 
 	root := c.root()
@@ -71,6 +74,8 @@ func (c *cli) main(ctx context.Context, args []string) int {
 		return 0
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
+	case errors.Is(err, syscall.EPIPE):
+		return exitPipe
 	}
 	c.complain(err)
 	switch sandbox.CodeOf(err) {

@@ -76,7 +76,7 @@ func (c *cli) pump(p sandbox.ProcessIO, stdin, tty bool) (sandbox.ExitStatus, er
 	}
 	if errors.Is(err, errReaderGone) {
 		_ = p.Signal("SIGPIPE") // as the shell does it; the command may have ended
-		return sandbox.ExitStatus{Code: 128 + int(syscall.SIGPIPE), Signal: "SIGPIPE"}, nil
+		return sandbox.ExitStatus{Code: exitPipe, Signal: "SIGPIPE"}, nil
 	}
 	return exit, err
 }
