@@ -17,7 +17,7 @@ func probeLandlock() error {
 		return fmt.Errorf("landlock_create_ruleset: %w", errno)
 	}
 	if abi < 2 {
-		return fmt.Errorf("Landlock ABI %d; 2 or later is needed", abi)
+		return fmt.Errorf("ABI %d of Landlock; 2 or later is needed", abi)
 	}
 	dir, err := os.MkdirTemp("", "testenv-landlock-")
 	if err != nil {
@@ -31,8 +31,11 @@ func probeLandlock() error {
 		if err := restrictThread(); err != nil {
 			return err
 		}
-		if err := os.Mkdir(filepath.Join(dir, "after"), 0o700); !errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("mkdir under a Landlock ruleset against it gave %v, want EACCES", err)
+		switch err := os.Mkdir(filepath.Join(dir, "after"), 0o700); {
+		case err == nil:
+			return errors.New("a Landlock ruleset against mkdir let it happen")
+		case !errors.Is(err, unix.EACCES):
+			return fmt.Errorf("mkdir under a Landlock ruleset against it: %w", err)
 		}
 		return nil
 	})
