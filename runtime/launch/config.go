@@ -24,6 +24,11 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger"}
 )
 
+// oomScoreAdj of every process in a sandbox, see proc(5). When the machine as a
+// whole runs out of memory, sandboxes go before its own services; without this
+// they would inherit the low score that keeps the daemon alive.
+const oomScoreAdj = 500
+
 // shellConfig is the plan of one shell: pure, no system calls.
 //
 // /proc/sys stays writable to PID 1, which must write user.max_user_namespaces
@@ -60,6 +65,7 @@ func shellConfig(sk skeleton, spec ShellSpec, mqueue bool) *configs.Config {
 		ReadonlyPaths: readonlyPaths,
 		Capabilities:  allCapabilities(),
 		NoNewKeyring:  false,
+		OomScoreAdj:   new(oomScoreAdj),
 		Cgroups: &cgroups.Cgroup{
 			Path:      spec.CgroupPath,
 			Resources: &cgroups.Resources{Devices: deviceRules()},

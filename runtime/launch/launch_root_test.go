@@ -130,6 +130,10 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 			t.Errorf("%s worked inside the shell: want it refused", k)
 		}
 	}
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", sh.PID))
+	if own := strings.TrimSpace(string(score)); err != nil || own != fmt.Sprint(oomScoreAdj) {
+		t.Errorf("oom_score_adj of PID 1 = %q, %v; want %d whatever the daemon's own", own, err, oomScoreAdj)
+	}
 	again, err := l.Open(id, sh.PID, sh.StartTime)
 	if err != nil {
 		t.Fatalf("open a living shell: %v", err)
