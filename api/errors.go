@@ -22,17 +22,18 @@ const CodeInternal = "internal"
 var table = []struct {
 	class  error
 	status int
+	code   string // of an error that wraps the class and brings no code
 }{
-	{sandbox.ErrInvalid, http.StatusBadRequest},
-	{sandbox.ErrForbidden, http.StatusForbidden},
-	{sandbox.ErrNotFound, http.StatusNotFound},
-	{sandbox.ErrConflict, http.StatusConflict},
-	{sandbox.ErrTooLarge, http.StatusRequestEntityTooLarge},
-	{sandbox.ErrExhausted, http.StatusTooManyRequests},
-	{ErrInternal, http.StatusInternalServerError},
-	{sandbox.ErrUnsupported, http.StatusNotImplemented},
-	{sandbox.ErrUnavailable, http.StatusServiceUnavailable},
-	{sandbox.ErrDeadline, http.StatusGatewayTimeout},
+	{sandbox.ErrInvalid, http.StatusBadRequest, "invalid_request"},
+	{sandbox.ErrForbidden, http.StatusForbidden, "forbidden"},
+	{sandbox.ErrNotFound, http.StatusNotFound, "not_found"},
+	{sandbox.ErrConflict, http.StatusConflict, "conflict"},
+	{sandbox.ErrTooLarge, http.StatusRequestEntityTooLarge, "too_large"},
+	{sandbox.ErrExhausted, http.StatusTooManyRequests, "exhausted"},
+	{ErrInternal, http.StatusInternalServerError, CodeInternal},
+	{sandbox.ErrUnsupported, http.StatusNotImplemented, "unsupported"},
+	{sandbox.ErrUnavailable, http.StatusServiceUnavailable, "unavailable"},
+	{sandbox.ErrDeadline, http.StatusGatewayTimeout, "deadline_exceeded"},
 }
 
 // StatusOf returns the HTTP status of a class; 500 for one not in the table.
@@ -114,25 +115,10 @@ func inTable(class error) bool {
 
 // codeOfClass is the code of an error that wraps a class without one.
 func codeOfClass(class error) string {
-	switch class { //nolint:errorlint // see StatusOf
-	case sandbox.ErrInvalid:
-		return "invalid_request"
-	case sandbox.ErrNotFound:
-		return "not_found"
-	case sandbox.ErrConflict:
-		return "conflict"
-	case sandbox.ErrExhausted:
-		return "exhausted"
-	case sandbox.ErrForbidden:
-		return "forbidden"
-	case sandbox.ErrUnsupported:
-		return "unsupported"
-	case sandbox.ErrUnavailable:
-		return "unavailable"
-	case sandbox.ErrTooLarge:
-		return "too_large"
-	case sandbox.ErrDeadline:
-		return "deadline_exceeded"
+	for _, row := range table {
+		if row.class == class { //nolint:errorlint // see StatusOf
+			return row.code
+		}
 	}
 	return CodeInternal
 }

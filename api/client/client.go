@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
@@ -100,9 +101,7 @@ func (c *Client) do(ctx context.Context, in call) (*http.Response, error) {
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
 	}
-	for k, v := range in.header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, in.header)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, c.unreachable(ctx, err)

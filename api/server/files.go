@@ -18,6 +18,7 @@ import (
 )
 
 type (
+	// FileTarget is the path and query of everything about one file; see Target.
 	FileTarget struct {
 		Target
 		Path string `query:"path" required:"true" minLength:"1" maxLength:"4096" doc:"Absolute, inside the sandbox."`
@@ -241,7 +242,7 @@ var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return
 // pour copies a stream to the client. What breaks after the first byte can
 // only be told by breaking the connection.
 func (s *server) pour(ctx context.Context, w http.ResponseWriter, src io.Reader) {
-	buf := copyBuffers.Get().(*[]byte)
+	buf, _ := copyBuffers.Get().(*[]byte) // nothing else is put in
 	defer copyBuffers.Put(buf)
 	// Hiding WriterTo keeps the copy in our buffer.
 	if _, err := io.CopyBuffer(w, struct{ io.Reader }{src}, *buf); err != nil {

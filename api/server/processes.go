@@ -16,6 +16,7 @@ import (
 )
 
 type (
+	// ProcessTarget is the path of everything about one process; see Target.
 	ProcessTarget struct {
 		Target
 		PID string `path:"pid" maxLength:"24" pattern:"^p[0-9]+$" patternDescription:"a process id as p1" doc:"Process id, as p1."`

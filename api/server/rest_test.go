@@ -263,7 +263,7 @@ func TestEventsSince(t *testing.T) {
 	var middle time.Time
 	for i := range 40 {
 		if i == 23 {
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(2 * time.Millisecond) //nolint:forbidigo // the clock itself must move on
 			middle = time.Now()
 		}
 		create(t, c, sandbox.Spec{})
@@ -289,7 +289,7 @@ func TestSlowCreateIsNotCancelled(t *testing.T) {
 	m := servertest.New()
 	m.Fail = func(method string) error {
 		if method == "Create" {
-			time.Sleep(6 * time.Second) // longer than the framework's timeout for bodies
+			time.Sleep(6 * time.Second) //nolint:forbidigo // longer than the framework's timeout for bodies is the point
 		}
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -90,7 +89,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, actorKey{}, peerOf(c))
 		},
-		ErrorLog: log.New(slogWriter{}, "", 0),
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(ln) }()
@@ -166,12 +165,4 @@ func peerOf(c net.Conn) string {
 		return "unknown"
 	}
 	return fmt.Sprintf("uid:%d", cred.Uid)
-}
-
-// slogWriter carries net/http's own complaints into the log.
-type slogWriter struct{}
-
-func (slogWriter) Write(p []byte) (int, error) {
-	slog.Debug("http server", "message", string(p))
-	return len(p), nil
 }

@@ -121,7 +121,7 @@ func describe(msg string, errs []error) string {
 			break
 		}
 		text := err.Error()
-		if d, ok := err.(huma.ErrorDetailer); ok { //nolint:errorlint // the framework hands them over bare
+		if d, ok := err.(huma.ErrorDetailer); ok { // bare, as the framework hands them over
 			d := d.ErrorDetail()
 			text = clip(d.Message, 200)
 			if d.Location != "" {

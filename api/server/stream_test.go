@@ -8,13 +8,14 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"math/rand"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,17 +25,19 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/api/server/servertest"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // eventually polls until ok holds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not: %s", what)
-		}
-	}
+	testenv.Eventually(t, 10*time.Second, what, ok)
+}
+
+// noise fills b with bytes that repeat nowhere, the same each time.
+func noise(b []byte) {
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // never fails
 }
 
 func TestStdinRoundTrip(t *testing.T) {
@@ -46,7 +49,7 @@ func TestStdinRoundTrip(t *testing.T) {
 	}
 	// Several windows' worth, so that the flow control is used.
 	data := make([]byte, 5*api.StdinWindow+123)
-	rand.New(rand.NewSource(1)).Read(data)
+	noise(data)
 	go func() {
 		if _, err := p.WriteStdin(data); err != nil {
 			t.Error(err)
@@ -114,7 +117,8 @@ func TestClientSurvivesRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := make([]byte, 12<<20)
-	rand.New(rand.NewSource(2)).Read(data)
+	noise(data)
+	var through atomic.Int64
 	var work sync.WaitGroup
 	work.Go(func() {
 		for part := data; len(part) > 0; {
@@ -124,19 +128,17 @@ func TestClientSurvivesRestarts(t *testing.T) {
 				return
 			}
 			part = part[n:]
-			time.Sleep(2 * time.Millisecond) // so that restarts fall between
 		}
 		if err := p.CloseStdin(); err != nil {
 			t.Error(err)
 		}
 	})
 	work.Go(func() {
-		for range 4 {
-			time.Sleep(40 * time.Millisecond)
+		for i := range int64(4) {
+			eventually(t, "enough is through for the next break", func() bool { return through.Load() > (i+1)*int64(len(data))/6 })
 			if err := d.stop(); err != nil {
 				t.Errorf("stop: %v", err)
 			}
-			time.Sleep(20 * time.Millisecond)
 			d.serve(t)
 		}
 	})
@@ -155,6 +157,7 @@ func TestClientSurvivesRestarts(t *testing.T) {
 		}
 		next += int64(len(out.Data))
 		n += int64(len(out.Data))
+		through.Store(n)
 		h.Write(out.Data)
 	}
 	work.Wait()

@@ -96,7 +96,7 @@ func (c *cli) dispatch(ctx context.Context, sigs <-chan os.Signal, cancel func()
 			switch {
 			case c.deliver(s):
 			case ctx.Err() != nil:
-				os.Exit(exitInterrupted)
+				os.Exit(exitInterrupted) //nolint:forbidigo // asked twice, and whatever hangs does not heed the context
 			default:
 				cancel()
 			}

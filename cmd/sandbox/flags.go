@@ -22,7 +22,6 @@ type specFlags struct {
 	timeout, idle     time.Duration
 	net, capabilities string
 	dns               []string
-	key               string
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {

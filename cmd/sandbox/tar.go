@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -138,8 +139,8 @@ func readTar(r io.Reader, dir, top, name string) error {
 	}
 	// Modes and times of directories last, deepest first: a read-only
 	// directory could not have been filled.
-	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := finishEntry(root, dirs[i]); err != nil {
+	for _, h := range slices.Backward(dirs) {
+		if err := finishEntry(root, h); err != nil {
 			return err
 		}
 	}

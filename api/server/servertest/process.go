@@ -159,7 +159,7 @@ func (p *process) run() (int, error) {
 			if err := p.write(sandbox.Stdout, fmt.Appendf(nil, "%d\n", i)); err != nil {
 				return 1, err
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // what the command does
 		}
 		return 0, nil
 	}
