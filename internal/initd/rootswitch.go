@@ -41,6 +41,12 @@ func switchRoot(root *os.File, extra []*os.File, paths []string) error {
 		return fmt.Errorf("attaching it over the old one: %w", err)
 	}
 	undo := func(err error) error { return errors.Join(err, takeBack(fd)) }
+	// pivot_root(2) refuses a shared root, and it is shared if it was cloned
+	// where mounts are, as in the first namespace under systemd.
+	private := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &private); err != nil {
+		return undo(fmt.Errorf("making it private: %w", err))
+	}
 	for _, name := range movedMounts {
 		if err := moveMount(fd, name); err != nil {
 			return undo(fmt.Errorf("moving /%s: %w", name, err))
