@@ -32,7 +32,24 @@ type serving struct {
 
 	mu      sync.Mutex
 	streams int
+	fresh   map[net.Conn]bool // no request was read from them yet
 	closing bool
+}
+
+// state keeps fresh; http.Server calls it. Such connections hold a shutdown
+// up for seconds, and a client's spare one never sends anything.
+func (r *serving) state(c net.Conn, state http.ConnState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if state != http.StateNew {
+		delete(r.fresh, c)
+		return
+	}
+	if r.closing {
+		_ = c.Close() // the client tries again elsewhere
+		return
+	}
+	r.fresh[c] = true
 }
 
 // enter notes a stream; false when the server takes no more.
@@ -61,6 +78,9 @@ func (r *serving) close() {
 	defer r.mu.Unlock()
 	r.closing = true
 	close(r.drain)
+	for c := range r.fresh {
+		_ = c.Close() // nothing was asked on it
+	}
 	if r.streams == 0 {
 		close(r.idle)
 	}
@@ -76,7 +96,7 @@ type (
 // breaks what is left. It returns nil after a shutdown, and never waits
 // longer than about twice the grace.
 func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
-	run := &serving{drain: make(chan struct{}), idle: make(chan struct{})}
+	run := &serving{drain: make(chan struct{}), idle: make(chan struct{}), fresh: map[net.Conn]bool{}}
 	// Requests must outlive ctx by the grace, so they hang on base.
 	base, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), servingKey{}, run))
 	defer cancel()
@@ -86,6 +106,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnState:         run.state,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, actorKey{}, peerOf(c))
 		},
