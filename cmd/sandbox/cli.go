@@ -238,6 +238,9 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
   sandbox doctor                         is this machine fit?`,
 		SilenceErrors: true, SilenceUsage: true, Version: version,
 	}
+	if c.name == "sbx" { // installed under its short name
+		root.Use = c.name
+	}
 	root.SetVersionTemplate("sandbox {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "usage", "%w; '%s --help' shows the flags", err, cmd.CommandPath())
