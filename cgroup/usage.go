@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/containerd/cgroups/v3/cgroup2"
 
@@ -61,6 +63,9 @@ func (t *Tree) wholeUsage(u *sandbox.Usage, id sandbox.ID) error {
 	u.CPUUserSeconds = float64(m.GetCPU().GetUserUsec()) / 1e6
 	u.CPUSystemSeconds = float64(m.GetCPU().GetSystemUsec()) / 1e6
 	for _, e := range m.GetIo().GetUsage() {
+		if stacked("/sys", e.GetMajor(), e.GetMinor()) {
+			continue
+		}
 		u.IOReadBytes += e.GetRbytes()
 		u.IOWriteBytes += e.GetWbytes()
 	}
@@ -109,3 +114,17 @@ func (t *Tree) workUsage(u *sandbox.Usage, work string) error {
 }
 
 func (t *Tree) has(controller string) bool { return slices.Contains(t.controllers, controller) }
+
+// stacked tells whether a block device passes what it is asked for on to
+// another one, in the name of the cgroup that asked: the kernel counts such a
+// request on both. Those are mapped and RAID devices, and a loop device that
+// reads and writes its file directly; through the page cache it does so in
+// nobody's name, and counts alone.
+func stacked(sysfs string, major, minor uint64) bool {
+	dir := fmt.Sprintf("%s/dev/block/%d:%d", sysfs, major, minor)
+	if below, err := os.ReadDir(dir + "/slaves"); err == nil && len(below) > 0 {
+		return true
+	}
+	direct, err := os.ReadFile(dir + "/loop/dio")
+	return err == nil && strings.TrimSpace(string(direct)) == "1"
+}
