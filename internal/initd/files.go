@@ -86,29 +86,30 @@ func fileError(what, name string, err error) error {
 		errno unix.Errno
 		class error
 		code  string
+		next  string // what to do about it
 	}{
-		{unix.ENOENT, sandbox.ErrNotFound, "file_not_found"},
-		{unix.EACCES, sandbox.ErrForbidden, "permission_denied"},
-		{unix.EPERM, sandbox.ErrForbidden, "permission_denied"},
-		{unix.EROFS, sandbox.ErrForbidden, "read_only"},
-		{unix.EEXIST, sandbox.ErrConflict, "file_exists"},
-		{unix.ENOTEMPTY, sandbox.ErrConflict, "directory_not_empty"},
-		{unix.EBUSY, sandbox.ErrConflict, "file_busy"},
-		{unix.EXDEV, sandbox.ErrConflict, "crosses_mounts"},
-		{unix.ENOTDIR, sandbox.ErrInvalid, "not_a_directory"},
-		{unix.EISDIR, sandbox.ErrInvalid, "is_a_directory"},
-		{unix.ELOOP, sandbox.ErrInvalid, "too_many_links"},
-		{unix.ENAMETOOLONG, sandbox.ErrInvalid, "invalid_path"},
-		{unix.EINVAL, sandbox.ErrInvalid, "invalid_path"},
-		{unix.ENXIO, sandbox.ErrInvalid, "not_a_file"},
-		{unix.ENOSPC, sandbox.ErrExhausted, "disk_full"},
-		{unix.EDQUOT, sandbox.ErrExhausted, "disk_full"},
-		{unix.EFBIG, sandbox.ErrTooLarge, "file_too_large"},
-		{unix.EMFILE, sandbox.ErrExhausted, "open_files_exhausted"},
+		{unix.ENOENT, sandbox.ErrNotFound, "file_not_found", "list its directory to see what is there"},
+		{unix.EACCES, sandbox.ErrForbidden, "permission_denied", "do it as a user who may, as root"},
+		{unix.EPERM, sandbox.ErrForbidden, "permission_denied", "do it as a user who may, as root"},
+		{unix.EROFS, sandbox.ErrForbidden, "read_only", "choose a path that is not read-only"},
+		{unix.EEXIST, sandbox.ErrConflict, "file_exists", "remove it first, or choose another name"},
+		{unix.ENOTEMPTY, sandbox.ErrConflict, "directory_not_empty", "remove it recursively, or empty it first"},
+		{unix.EBUSY, sandbox.ErrConflict, "file_busy", "it is the root or something is mounted on it: choose another"},
+		{unix.EXDEV, sandbox.ErrConflict, "crosses_mounts", "copy and remove instead"},
+		{unix.ENOTDIR, sandbox.ErrInvalid, "not_a_directory", "check the path: a part of it is a file"},
+		{unix.EISDIR, sandbox.ErrInvalid, "is_a_directory", "name a file, or use the archive calls for a tree"},
+		{unix.ELOOP, sandbox.ErrInvalid, "too_many_links", "its symbolic links lead in a circle"},
+		{unix.ENAMETOOLONG, sandbox.ErrInvalid, "invalid_path", "use shorter names, at most 255 bytes each"},
+		{unix.EINVAL, sandbox.ErrInvalid, "invalid_path", "use an absolute path without zero bytes"},
+		{unix.ENXIO, sandbox.ErrInvalid, "not_a_file", "only regular files can be read and written"},
+		{unix.ENOSPC, sandbox.ErrExhausted, "disk_full", "remove files, or give the sandbox a larger disk limit"},
+		{unix.EDQUOT, sandbox.ErrExhausted, "disk_full", "remove files, or give the sandbox a larger disk limit"},
+		{unix.EFBIG, sandbox.ErrTooLarge, "file_too_large", "write less at once"},
+		{unix.EMFILE, sandbox.ErrExhausted, "open_files_exhausted", "end some transfers and try again"},
 	}
 	for _, row := range table {
 		if errors.Is(err, row.errno) {
-			return sandbox.Errorf(row.class, row.code, "%s %.300q: %w", what, name, err)
+			return sandbox.Errorf(row.class, row.code, "%s %.300q: %w; %s", what, name, err, row.next)
 		}
 	}
 	return sandbox.Errorf(sandbox.ErrUnavailable, "file_failed", "%s %.300q: %w", what, name, err)

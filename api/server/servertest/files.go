@@ -118,7 +118,7 @@ func (f *files) Read(_ context.Context, _, p string, offset, limit int64) (sandb
 		return sandbox.FileInfo{}, nil, err
 	}
 	if n.info.Type != sandbox.FileRegular {
-		return n.info, nil, sandbox.Errorf(sandbox.ErrInvalid, "not_a_file", "%s is not a regular file", p)
+		return n.info, nil, sandbox.Errorf(sandbox.ErrInvalid, "is_a_directory", "%s is a directory", p)
 	}
 	data := n.data[min(offset, int64(len(n.data))):]
 	if limit >= 0 {
@@ -167,6 +167,9 @@ func (f *files) Remove(_ context.Context, _, p string, recursive bool) error {
 		return err
 	}
 	all := f.under(path.Clean(p))
+	if path.Clean(p) == "/" {
+		return sandbox.Errorf(sandbox.ErrConflict, "file_busy", "the root cannot be removed: name what is in it")
+	}
 	if len(all) > 1 && !recursive {
 		return sandbox.Errorf(sandbox.ErrConflict, "directory_not_empty", "%s is not empty: use recursive", p)
 	}
@@ -251,11 +254,11 @@ func (f *files) TarIn(_ context.Context, _, p string, r io.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return sandbox.Errorf(sandbox.ErrInvalid, "broken_archive", "reading the archive: %w", err)
+			return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
 		}
 		data, err := io.ReadAll(tr)
 		if err != nil {
-			return sandbox.Errorf(sandbox.ErrInvalid, "broken_archive", "reading the archive: %w", err)
+			return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
 		}
 		t := sandbox.FileRegular
 		if h.Typeflag == tar.TypeDir {

@@ -332,7 +332,7 @@ func (m *Memory) ImportImage(_ context.Context, name string, r io.Reader) (sandb
 	h := sha256.New()
 	n, err := io.Copy(h, r)
 	if err != nil {
-		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrInvalid, "broken_archive", "reading the archive: %w", err)
+		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
 	}
 	digest := "sha256:" + hex.EncodeToString(h.Sum(nil))
 	img := sandbox.Image{Name: name, Digest: digest, Kind: sandbox.ImageTar, Layers: []string{digest}, SizeBytes: n, CreatedAt: time.Now()}

@@ -1,0 +1,199 @@
+package servertest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// BadInput is a request that must be refused.
+type BadInput struct {
+	Method, Path, Body string
+	Header             map[string]string
+	Status             int
+	Code               string
+}
+
+// BadInputs returns requests that any daemon must refuse, with the status and
+// code it must refuse them with. They need one running sandbox named "box",
+// in which /tmp is a directory and /tmp/f a file.
+func BadInputs() []BadInput {
+	var all []BadInput
+	add := func(method, path, body string, status int, code string) {
+		all = append(all, BadInput{Method: method, Path: path, Body: body, Status: status, Code: code})
+	}
+	bad := func(method, path, body string) { add(method, path, body, 400, "invalid_request") }
+
+	// Bodies of create that are not what they should be.
+	bad("POST", "/v1/sandboxes", "")
+	for _, body := range []string{
+		"{", "[]", "null", "true", "7", `"x"`, "{}{}", "{} x", `{"name":}`, `{'name':'x'}`, "\x00", "\xff\xfe", `{"name":"x",}`,
+		strings.Repeat("[", 20000), `{"limits":` + strings.Repeat(`{"limits":`, 5000),
+		`{"nme":"x"}`, `{"Name":"x"}`, `{"NAME":"x"}`, `{"spec":{}}`, `{"limits":{"memory":1}}`, `{"network":{"mod":"off"}}`, `{"limits":{"Memory_bytes":9999999}}`,
+	} {
+		bad("POST", "/v1/sandboxes", body)
+	}
+	// Each field with values of wrong types.
+	for field, wrong := range map[string][]string{
+		"name": {"1", "true", "[]", "{}"}, "image": {"1", "[]", "{}"}, "hostname": {"1", "{}"}, "env": {"1", `"A=b"`, `["A=b"]`, `{"A":1}`, `{"A":null}`, `{"A":{}}`},
+		"workdir": {"1", "[]"}, "user": {"0", "[]"}, "capabilities": {"1", `"all"`, `"Root"`, `["root"]`},
+		"limits": {"1", "[]", `"none"`}, "network": {"1", `"off"`, "[]"}, "ttl_seconds": {`"60"`, "1.5", "true", "-1", "31536001", "1e30"},
+		"idle_timeout_seconds": {`"60"`, "1.5", "-1", "31536001"}, "labels": {"1", "[]", `{"a":1}`, `{"a":null}`},
+	} {
+		for _, v := range wrong {
+			bad("POST", "/v1/sandboxes", fmt.Sprintf(`{%q:%s}`, field, v))
+		}
+	}
+	for field, wrong := range map[string][]string{
+		"cpus": {`"2"`, "-1", "4097", "true"}, "cpu_weight": {"-1", "10001", "1.5", `"1"`}, "memory_bytes": {"-1", `"512m"`, "1.5", "1e40"},
+		"pids": {"-1", "4194305", `"1"`}, "io_read_bps": {"-1", `"1"`, "0.5"}, "io_write_bps": {"-1", `"1"`}, "io_read_iops": {"-1", "[]"}, "io_write_iops": {"-1", "{}"},
+		"open_files": {"-1", "1048577", `"1"`}, "disk_bytes": {"-1", `"2g"`}, "disk_inodes": {"-1", `"1"`},
+	} {
+		for _, v := range wrong {
+			bad("POST", "/v1/sandboxes", fmt.Sprintf(`{"limits":{%q:%s}}`, field, v))
+		}
+	}
+	bad("POST", "/v1/sandboxes", `{"network":{"mode":"bridge"}}`)
+	bad("POST", "/v1/sandboxes", `{"network":{"dns":["nine"]}}`)
+	bad("POST", "/v1/sandboxes", `{"network":{"dns":[1]}}`)
+	bad("POST", "/v1/sandboxes", `{"network":{"dns":["1.1.1.1","1.1.1.2","1.1.1.3","1.1.1.4"]}}`)
+	bad("POST", "/v1/sandboxes", `{"name":"`+strings.Repeat("a", 64)+`"}`)
+	bad("POST", "/v1/sandboxes", `{"image":"`+strings.Repeat("a", 256)+`"}`)
+	// What has the right form and cannot be.
+	for body, code := range map[string]string{
+		`{"name":"Box"}`: "invalid_name", `{"name":"-x"}`: "invalid_name", `{"name":"a b"}`: "invalid_name", `{"name":"../x"}`: "invalid_name",
+		`{"name":"sbaaaaaaaaaaaa"}`: "invalid_name", `{"name":"é"}`: "invalid_name", `{"image":"A/B"}`: "invalid_image_name", `{"image":"../host"}`: "invalid_image_name",
+		`{"image":"a:"}`: "invalid_image_name", `{"image":"/"}`: "invalid_image_name", `{"hostname":"-a"}`: "invalid_hostname", `{"hostname":"a_b"}`: "invalid_hostname",
+		`{"env":{"":"x"}}`: "invalid_env", `{"env":{"A=B":"x"}}`: "invalid_env", `{"env":{"A":"\u0000"}}`: "invalid_env",
+		`{"workdir":"tmp"}`: "invalid_workdir", `{"workdir":"./x"}`: "invalid_workdir", `{"user":"a/b"}`: "invalid_user", `{"user":"1:2:3"}`: "invalid_user", `{"user":"a b"}`: "invalid_user",
+		`{"limits":{"memory_bytes":1}}`: "invalid_limits", `{"limits":{"cpus":0.001}}`: "invalid_limits", `{"limits":{"disk_bytes":10}}`: "invalid_limits",
+		`{"limits":{"open_files":1}}`: "invalid_limits", `{"limits":{"disk_inodes":1}}`: "invalid_limits",
+		`{"labels":{"":"x"}}`: "invalid_labels", `{"labels":{"a=b":"x"}}`: "invalid_labels", `{"labels":{"a":"x\ny"}}`: "invalid_labels",
+	} {
+		add("POST", "/v1/sandboxes", body, 400, code)
+	}
+	add("POST", "/v1/sandboxes", `{"name":"box"}`, 409, "name_taken")
+	add("POST", "/v1/sandboxes", `{"image":"nope"}`, 404, "image_not_found")
+	add("POST", "/v1/sandboxes", `{"name":"`+strings.Repeat("a", 1<<20)+`"}`, 413, "body_too_large")
+	add("POST", "/v1/sandboxes/box/processes", `{"argv":["`+strings.Repeat("a", 1<<20)+`"]}`, 413, "body_too_large")
+	all = append(all,
+		BadInput{"POST", "/v1/sandboxes", "<x/>", map[string]string{"Content-Type": "text/xml"}, 400, "unsupported_media_type"},
+		BadInput{"POST", "/v1/sandboxes", "{}", map[string]string{"Content-Type": "application/cbor"}, 400, "unsupported_media_type"},
+		BadInput{"POST", "/v1/sandboxes", "{}", map[string]string{"Idempotency-Key": strings.Repeat("k", 256)}, 400, "invalid_request"})
+
+	// Lists.
+	for _, q := range []string{"limit=0", "limit=-1", "limit=1001", "limit=many", "limit=1.5", "all=perhaps", "cursor=" + strings.Repeat("c", 257), "nonsense=1", "Limit=5", "name=" + strings.Repeat("n", 64)} {
+		bad("GET", "/v1/sandboxes?"+q, "")
+	}
+	add("GET", "/v1/sandboxes?status=dead", "", 400, "invalid_status")
+	add("GET", "/v1/sandboxes?status=running,dead", "", 400, "invalid_status")
+	add("GET", "/v1/sandboxes?status=Running", "", 400, "invalid_status")
+	add("GET", "/v1/sandboxes?label=x", "", 400, "invalid_label")
+	add("GET", "/v1/sandboxes?label==x", "", 400, "invalid_label")
+	add("GET", "/v1/sandboxes?cursor=nonsense", "", 400, "invalid_cursor")
+
+	// Refs: of a form no sandbox can have, and of none that is.
+	for _, ref := range []string{"Box", "a b", "%00", "-x", ".", "..x", "a\nb", "é", strings.Repeat("a", 64), "a;b", "a'b", "a*"} {
+		if ref != "." {
+			bad("GET", "/v1/sandboxes/"+ref, "")
+		}
+		if ref != "." {
+			bad("DELETE", "/v1/sandboxes/"+ref, "")
+		}
+	}
+	for _, tail := range []string{"", "/usage", "/processes", "/processes/p1", "/processes/p1/output", "/output", "/files?path=/x", "/files/stat?path=/x", "/files/list?path=/x", "/files/archive?path=/x", "/files/watch?path=/x"} {
+		add("GET", "/v1/sandboxes/absent"+tail, "", 404, "sandbox_not_found")
+		add("GET", "/v1/sandboxes/sbaaaaaaaaaaaa"+tail, "", 404, "sandbox_not_found")
+	}
+	for _, verb := range []string{"pause", "resume", "stop", "start"} {
+		add("POST", "/v1/sandboxes/absent/"+verb, "", 404, "sandbox_not_found")
+		add("GET", "/v1/sandboxes/box/"+verb, "", 405, "method_not_allowed")
+	}
+	add("DELETE", "/v1/sandboxes/absent", "", 404, "sandbox_not_found")
+	add("POST", "/v1/sandboxes/box/resume2", "", 404, "no_such_route")
+	add("PUT", "/v1/sandboxes/box", "", 405, "method_not_allowed")
+	add("PATCH", "/v1/sandboxes", "", 405, "method_not_allowed")
+	add("DELETE", "/v1/sandboxes", "", 405, "method_not_allowed")
+	for _, p := range []string{"/", "/v2/sandboxes", "/v1", "/v1/sandbox", "/favicon.ico", "/v1/sandboxes/box/x/y", "/openapi"} {
+		add("GET", p, "", 404, "no_such_route")
+	}
+
+	// Processes.
+	const procs = "/v1/sandboxes/box/processes"
+	for _, body := range []string{"", "{}", `{"argv":[]}`, `{"argv":"ls"}`, `{"argv":[1]}`, `{"cmd":["ls"]}`, `{"argv":["ls"],"tty":true}`, `{"argv":["ls"],"tty":{"cols":-1,"rows":1}}`, `{"argv":["ls"],"tty":{"cols":70000,"rows":1}}`, `{"argv":["ls"],"timeout_seconds":-1}`, `{"argv":["ls"],"output_bytes":67108865}`, `{"argv":["ls"],"stdin":"yes"}`, `{"argv":["ls"],"tag":"` + strings.Repeat("t", 64) + `"}`} {
+		bad("POST", procs, body)
+	}
+	for body, code := range map[string]string{`{"argv":[""]}`: "invalid_argv", `{"argv":null}`: "invalid_argv", `{"argv":["a\u0000b"]}`: "invalid_argv", `{"argv":["ls"],"workdir":"x"}`: "invalid_workdir", `{"argv":["ls"],"user":"a/b"}`: "invalid_user", `{"argv":["ls"],"env":{"":"x"}}`: "invalid_env", `{"argv":["ls"],"timeout_seconds":1e12}`: "invalid_timeout"} {
+		add("POST", procs, body, 400, code)
+	}
+	add("POST", procs, `{"argv":["nope"]}`, 404, "command_not_found")
+	add("POST", "/v1/sandboxes/absent/processes", `{"argv":["echo"]}`, 404, "sandbox_not_found")
+	for _, pid := range []string{"1", "p", "px", "P1", "p-1", "p1x", strings.Repeat("p1", 20)} {
+		bad("GET", procs+"/"+pid, "")
+	}
+	add("GET", procs+"/p99", "", 404, "process_not_found")
+	add("GET", procs+"/p99/output", "", 404, "process_not_found")
+	add("POST", procs+"/p99/signal", `{"signal":"SIGTERM"}`, 404, "process_not_found")
+	for _, body := range []string{"", "{}", `{"signal":""}`, `{"signal":9}`, `{"signal":"` + strings.Repeat("S", 17) + `"}`, `{"sig":"SIGTERM"}`} {
+		bad("POST", procs+"/p1/signal", body)
+	}
+	for _, q := range []string{"offset=x", "offset=-2", "offset=99999999999999999999", "stream=both", "follow=maybe", "tail=5"} {
+		bad("GET", procs+"/p1/output?"+q, "")
+	}
+	add("GET", "/v1/sandboxes/box/exec", "", 400, "not_a_websocket")
+	add("GET", procs+"/p1/attach", "", 400, "not_a_websocket")
+	bad("GET", procs+"/p1/attach?offset=-2", "")
+
+	// Files.
+	const files = "/v1/sandboxes/box/files"
+	for _, tail := range []string{"", "/stat", "/list", "/archive", "/watch"} {
+		bad("GET", files+tail, "")
+		bad("GET", files+tail+"?path=", "")
+		bad("GET", files+tail+"?path=/"+strings.Repeat("a", 4096), "")
+		add("GET", files+tail+"?path=relative", "", 400, "invalid_path")
+		add("GET", files+tail+"?path=..%2Fetc", "", 400, "invalid_path")
+		add("GET", files+tail+"?path=/a%00b", "", 400, "invalid_path")
+		add("GET", files+tail+"?path=/absent", "", 404, "file_not_found")
+	}
+	bad("GET", files+"/list?path=/&depth=0", "")
+	bad("GET", files+"/list?path=/&depth=65", "")
+	bad("PUT", files+"?path=/x&mode=999", "x")
+	bad("PUT", files+"?path=/x&mode=rw", "x")
+	bad("PUT", files, "x")
+	add("PUT", files+"?path=x", "x", 400, "invalid_path")
+	add("PUT", files+"/archive?path=/", "not a tar", 400, "bad_archive")
+	add("DELETE", files+"?path=/absent", "", 404, "file_not_found")
+	add("DELETE", files+"?path=/", "", 409, "file_busy")
+	add("GET", files+"?path=/tmp", "", 400, "is_a_directory")
+	for _, body := range []string{"", "{}", `{"path":""}`, `{"path":"/x","mode":"9"}`, `{"path":"/x","mode":755}`, `{"path":"/x","recursive":true}`} {
+		bad("POST", files+"/mkdir", body)
+	}
+	for _, body := range []string{"{}", `{"from":"/a"}`, `{"to":"/a"}`, `{"from":"/a","to":""}`} {
+		bad("POST", files+"/move", body)
+	}
+	add("POST", files+"/move", `{"from":"a","to":"/b"}`, 400, "invalid_path")
+	add("POST", files+"/move", `{"from":"/a","to":"b"}`, 400, "invalid_path")
+	add("POST", files+"/move", `{"from":"/a","to":"/b"}`, 404, "file_not_found")
+	bad("POST", files+"/chmod", `{"path":"/x"}`)
+	add("POST", files+"/chmod", `{"path":"/x","mode":"0644"}`, 404, "file_not_found")
+	for _, r := range []string{"bytes=", "bytes=-5", "bytes=5-1", "lines=0-1", "bytes=0-1,3-4", "0-5", "bytes=a-b", "bytes=99999999999999999999-"} {
+		all = append(all, BadInput{"GET", files + "?path=/tmp/f", "", map[string]string{"Range": r}, 400, "invalid_range"})
+	}
+
+	// Images and events.
+	bad("POST", "/v1/images", "x")
+	for _, name := range []string{"A", "..", "a%20b", "a//b", "a:"} {
+		add("POST", "/v1/images?name="+name, "x", 400, "invalid_image_name")
+	}
+	add("GET", "/v1/images/absent", "", 404, "image_not_found")
+	add("GET", "/v1/images/deb/ian:12", "", 404, "image_not_found")
+	add("GET", "/v1/images/UPPER", "", 400, "invalid_image_name")
+	add("DELETE", "/v1/images/absent", "", 404, "image_not_found")
+	for _, q := range []string{"after=x", "after=-2", "limit=0", "limit=1001", "since=yesterday", "since=2026-13-01T00:00:00Z", "type=x"} {
+		bad("GET", "/v1/events?"+q, "")
+	}
+	add("GET", "/v1/events?sandbox=absent", "", 404, "sandbox_not_found")
+	all = append(all,
+		BadInput{"GET", "/v1/events", "", map[string]string{"Last-Event-ID": "x"}, 400, "invalid_event_id"},
+		BadInput{"GET", "/v1/events", "", map[string]string{"Last-Event-ID": "-1"}, 400, "invalid_event_id"})
+	return all
+}
