@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -93,6 +95,23 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	return errors.Join(serveErr, m.Close(end))
 }
 
+// hostResolvers returns the host's public resolvers, at most three. Behind
+// systemd-resolved /etc/resolv.conf names only a local stub, and its own file
+// the real ones. Private resolvers must be named in the configuration, which
+// then opens port 53 of them.
+func hostResolvers() []netip.Addr {
+	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if found := netns.Resolvers(string(b)); len(found) > 0 {
+			return found
+		}
+	}
+	return nil
+}
+
 // parts are what the doctor looks at besides the kernel.
 type parts struct {
 	tree  *cgroup.Tree
@@ -125,7 +144,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	}
 	opened.add(p.roots.Close)
 	p.tree, err = cgroup.Open(cgroup.Config{
-		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, IODevices: func() []string { return disksOf(c.StateDir) }, Log: log,
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, IODevices: func() []string { return disksOf(c.StateDir, filepath.Join(c.StateDir, "volume")) }, Log: log,
 	})
 	if err != nil {
 		return nil, p, err
@@ -135,6 +154,10 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(shells.Close)
+	resolvers := c.Network.Resolvers
+	if len(resolvers) == 0 {
+		resolvers = hostResolvers()
+	}
 	network, err := netns.Open(ctx, netns.Config{Pool: c.Network.Pool, Resolvers: c.Network.Resolvers, Log: log})
 	if err != nil {
 		return nil, p, err
@@ -143,7 +166,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	warnUnenforced(log, p, c)
 	return runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
-		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: c.Network.Resolvers, Seccomp: filter,
+		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: resolvers, Seccomp: filter,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log,
 	}, db, p.tree, network, p.roots, shells), p, nil
 }
@@ -220,12 +243,25 @@ func listen(c config, log *slog.Logger) (net.Listener, error) {
 	return ln, nil
 }
 
-// disksOf names the disk under dir as MAJ:MIN, for io limits; none where dir
-// lies on no disk of its own.
-func disksOf(dir string) []string {
+// disksOf names the disks under dirs as MAJ:MIN, each once, for io limits.
+// The volume may be an image on a loop device: then the disk beneath the image
+// sees the loop device's own reads and writes, merged and cached, and only
+// what the loop device itself is asked for is the sandbox's. So both are named.
+func disksOf(dirs ...string) []string {
+	var disks []string
+	for _, dir := range dirs {
+		if disk := diskOf(dir); disk != "" && !slices.Contains(disks, disk) {
+			disks = append(disks, disk)
+		}
+	}
+	return disks
+}
+
+// diskOf names the disk under dir; none where dir lies on no disk of its own.
+func diskOf(dir string) string {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil || unix.Major(st.Dev) == 0 {
-		return nil
+		return ""
 	}
 	dev := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	// io.max takes whole disks: a partition's parent stands one up in sysfs.
@@ -235,5 +271,5 @@ func disksOf(dir string) []string {
 			dev = strings.TrimSpace(string(b))
 		}
 	}
-	return []string{dev}
+	return dev
 }
