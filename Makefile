@@ -16,7 +16,7 @@ PKG  ?= ./...
 RUN  ?=
 KEEP ?=
 
-OUT     := integration/out
+OUT     := .cache/test
 TOOLS   := $(CURDIR)/.cache/bin
 BIN     := $(CURDIR)/bin
 INITBIN := cmd/sandboxd/initbin/sandbox-init
@@ -40,7 +40,7 @@ ROOT_PROMISES ?= root
 VM_PROMISES   ?= root,cgroup2,cgroup,userns,overlay,xfs,quota,landlock,nft
 
 # Packages with tests that need root.
-root_packages = $(shell grep -rl --include='*_test.go' '^//go:build root$$' . | xargs -rn1 dirname | sort -u)
+root_packages = $(shell git grep -l --untracked '^//go:build root$$' -- '*_test.go' | xargs -rn1 dirname | sort -u | sed 's|^|./|')
 ROOT_PKG      = $(if $(filter ./...,$(PKG)),$(root_packages),$(PKG))
 
 export CGO_ENABLED := 1
@@ -70,7 +70,7 @@ install: build ## install programs, unit, man pages, completions (PREFIX, DESTDI
 .PHONY: clean
 clean: ## remove what was built, and the VM
 	@integration/vm/vm.sh down
-	rm -rf bin $(OUT) .cache $(INITBIN)
+	rm -rf bin .cache $(INITBIN)
 
 # --- test -------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ soak: ## test-root with the repeated tests at full length (SANDBOXD_SOAK_CYCLES)
 FUZZTIME ?= 60s
 .PHONY: fuzz
 fuzz: build ## run every fuzz target for FUZZTIME (60s)
-	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed 's|/[^/]*:func | |' | while read -r pkg target; do \
+	@git grep -o --untracked '^func Fuzz[A-Za-z0-9_]*' -- '*_test.go' | sed 's|/[^/]*:func | |; s|^|./|' | while read -r pkg target; do \
 	  echo "== $$pkg $$target"; go test -tags root -run '^$$' -fuzzminimizetime 2s -fuzz "^$$target$$" -fuzztime $(FUZZTIME) "$$pkg"; \
 	done
 
@@ -118,7 +118,7 @@ BENCHCOUNT ?= 6
 .PHONY: bench
 bench: build deps-run $(TOOLS)/benchstat ## run the benchmarks, print medians (BENCHCOUNT, RUN, PKG); those of the kernel need root
 	@mkdir -p $(OUT)
-	pkgs="$$(grep -rl --include='*_test.go' '^func Benchmark' $(patsubst %/...,%,$(PKG)) | xargs -n1 dirname | sort -u)"; \
+	pkgs="$$(git grep -l --untracked '^func Benchmark' -- $(patsubst %/...,%,$(PKG)) | xargs -n1 dirname | sort -u | sed 's|^|./|')"; \
 	SANDBOXD_BIN=$(BIN) go test -tags "$$([ "$$(id -u)" != 0 ] || echo root)" -p 1 -count $(BENCHCOUNT) -run '^$$' -bench '$(or $(RUN),.)' -benchmem \
 	  $$([ "$$(id -u)" != 0 ] || echo -exec $(CURDIR)/scripts/isolate.sh) $$pkgs | tee $(OUT)/bench.txt
 	$(TOOLS)/benchstat $(OUT)/bench.txt

@@ -12,7 +12,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 vm=integration/vm/vm.sh
-tree=integration/out/vm
+tree=.cache/vm
 timeout=${LANE_TIMEOUT:-15m}
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
@@ -37,7 +37,7 @@ cp -r bin "$tree/bin"
 # The sources go along: tests read their testdata, and some their package.
 git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$tree/src"
 for package in "$@"; do
-  go test -c -tags root -o "$tree/src/$package/run.test" "$package" || true # fails below
+  go test -c -tags root -o "$tree/src/$package/run.test" "$package" >&2 || true # fails below
 done
 # The stand-in for PID 1 with which runtime/launch is tested alone.
 CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
