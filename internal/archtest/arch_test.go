@@ -44,9 +44,7 @@ var packages = sync.OnceValues(func() ([]pkg, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if p.short() != "internal/deps" { // pins modules until their first use
-			all = append(all, p)
-		}
+		all = append(all, p)
 	}
 })
 

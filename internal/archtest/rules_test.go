@@ -44,6 +44,7 @@ var testsAlso = map[string][]string{
 	"api/client":    {"api/server", "api/server/servertest"},
 	"cmd/sandbox":   {"api/server", "api/server/servertest"},
 	"runtime/guest": {"internal/seccomp"},
+	"integration":   {"api", "api/server/servertest"}, // the bad inputs that server is tested with
 }
 
 // typesOnly names the packages of which an importer may use the types alone:
