@@ -1,0 +1,128 @@
+// Command probe is what the integration tests run in a sandbox and, as the
+// control, outside of one: small, static, and the same in both places.
+//
+//	probe noop               end at once
+//	probe wait               never end
+//	probe try DIR PID        try what a sandbox must not do, scratch files in DIR
+//	probe status             tell ids, capabilities, no_new_privs and seccomp
+//	probe dial NET/ADDR...   connect to each address
+//	probe listen NET/ADDR    accept connections until killed
+//
+// try, status and dial write a JSON object: name to outcome, "ok" or the error.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("what shall be probed?")
+	}
+	verb, args := args[0], args[1:]
+	switch {
+	case verb == "noop":
+		return nil
+	case verb == "wait":
+		for {
+			time.Sleep(time.Hour)
+		}
+	case verb == "try" && len(args) == 2:
+		var err error
+		if target, err = strconv.Atoi(args[1]); err != nil {
+			return err
+		}
+		return tell(attempts, func(f func(string) error) error { return f(args[0]) })
+	case verb == "status":
+		return status()
+	case verb == "dial":
+		targets := map[string]string{}
+		for _, a := range args {
+			targets[a] = a
+		}
+		return tell(targets, dial)
+	case verb == "listen" && len(args) == 1:
+		return listen(args[0])
+	}
+	return fmt.Errorf("unknown: %s %q", verb, args)
+}
+
+// tell does each thing and writes the outcomes.
+func tell[T any](things map[string]T, do func(T) error) error {
+	out := map[string]string{}
+	for name, thing := range things {
+		out[name] = "ok"
+		if err := do(thing); err != nil {
+			out[name] = err.Error()
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(out)
+}
+
+func status() error {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	out := map[string]string{"euid": fmt.Sprint(unix.Geteuid()), "egid": fmt.Sprint(unix.Getegid())}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if strings.HasPrefix(name, "Cap") || name == "NoNewPrivs" || name == "Seccomp" {
+			out[name] = strings.TrimSpace(value)
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(out)
+}
+
+func split(target string) (network, addr string) {
+	network, addr, _ = strings.Cut(target, "/")
+	return network, addr
+}
+
+// dial connects and wants one byte: a connection that something in between
+// accepted would give none.
+func dial(target string) error {
+	network, addr := split(target)
+	c, err := net.DialTimeout(network, addr, 2*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	return err
+}
+
+func listen(target string) error {
+	l, err := net.Listen(split(target))
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening")
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		_, _ = c.Write([]byte("x")) // a client that left is no news
+		_ = c.Close()
+	}
+}
