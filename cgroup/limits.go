@@ -29,7 +29,11 @@ func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
 	if err != nil {
 		return err
 	}
-	if err := t.apply(dir, planLimits(l, cpus, pinned, t.devices(), t.controllers)); err != nil {
+	plan := planLimits(l, cpus, pinned, t.devices(), t.controllers)
+	if t.ioReadDevices != nil {
+		plan = append(plan, planReads(l, t.ioReadDevices(), t.controllers)...)
+	}
+	if err := t.apply(dir, plan); err != nil {
 		// ENODEV is also what a cgroup answers that is being removed.
 		if _, alive := read(dir, "cgroup.events"); errors.Is(err, unix.ENODEV) && alive == nil {
 			return sandbox.Errorf(sandbox.ErrUnsupported, "io_device", "limiting %s: %w: io.max takes whole disks only", id, err)

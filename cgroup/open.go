@@ -40,7 +40,7 @@ func Open(c Config) (*Tree, error) {
 	}
 	t := &Tree{
 		mount: c.Mount, parent: c.Parent, dir: filepath.Join(c.Mount, c.Parent),
-		ioDevices: c.IODevices, log: c.Log,
+		ioDevices: c.IODevices, ioReadDevices: c.IOReadDevices, log: c.Log,
 		pinned: map[sandbox.ID]pin{}, known: map[sandbox.ID]bool{},
 	}
 	if t.log == nil {

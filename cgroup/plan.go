@@ -107,6 +107,18 @@ func planLimits(l sandbox.Limits, cpus []int, pinned bool, devices, have []strin
 	return only(have, plan)
 }
 
+// planReads lists what bounds the reads of l on further devices.
+func planReads(l sandbox.Limits, devices, have []string) []setting {
+	reads := sandbox.Limits{IOReadBPS: l.IOReadBPS, IOReadIOPS: l.IOReadIOPS}
+	var plan []setting
+	for _, dev := range devices {
+		plan = append(plan, setting{
+			part: partWork, file: "io.max", content: dev + " " + ioMax(reads), controller: ctlIO, reset: !limitsIO(reads),
+		})
+	}
+	return only(have, plan)
+}
+
 // only drops the settings whose controller is not in have.
 func only(have []string, plan []setting) []setting {
 	return slices.DeleteFunc(plan, func(s setting) bool {

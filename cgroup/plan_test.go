@@ -74,6 +74,20 @@ func TestPlanLimits(t *testing.T) {
 	}
 }
 
+func TestPlanReads(t *testing.T) {
+	l := sandbox.Limits{IOReadBPS: 5, IOWriteBPS: 6, IOReadIOPS: 7, IOWriteIOPS: 8}
+	want := []string{"work/io.max=254:0 rbps=5 wbps=max riops=7 wiops=max"}
+	if diff := cmp.Diff(want, render(planReads(l, []string{"254:0"}, allControllers()))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := planReads(l, []string{"254:0"}, []string{ctlCPU}); len(got) > 0 {
+		t.Errorf("without the controller: %v", got)
+	}
+	if got := planReads(sandbox.Limits{IOWriteBPS: 6}, []string{"254:0"}, allControllers()); len(got) != 1 || !got[0].reset {
+		t.Errorf("without a limit on reads: %+v, want one that takes limits back", got)
+	}
+}
+
 func TestPlanFixedWithoutControllers(t *testing.T) {
 	want := []string{"work/cgroup.max.descendants=4096", "work/cgroup.max.depth=1"}
 	if diff := cmp.Diff(want, render(planFixed(nil))); diff != "" {

@@ -33,18 +33,23 @@ type Config struct {
 	// IODevices returns the "MAJ:MIN" of the whole disks that carry the
 	// volume, for io.max. Nil or empty: no I/O limit can be kept.
 	IODevices func() []string
-	Log       *slog.Logger // nil discards
+	// IOReadDevices returns, likewise, further disks on which only reads are
+	// bounded: those beneath the volume's own device. The sandbox's writes
+	// have waited above already, and waiting twice would halve their rate.
+	IOReadDevices func() []string
+	Log           *slog.Logger // nil discards
 }
 
 // Tree is the cgroups of all sandboxes. Its methods may be called at the same
 // time for different sandboxes, and Usage, Processes and Kill at any time.
 type Tree struct {
-	mount       string
-	parent      string   // as in Config
-	dir         string   // mount and parent
-	controllers []string // enabled in parent for the sandboxes
-	ioDevices   func() []string
-	log         *slog.Logger
+	mount         string
+	parent        string   // as in Config
+	dir           string   // mount and parent
+	controllers   []string // enabled in parent for the sandboxes
+	ioDevices     func() []string
+	ioReadDevices func() []string
+	log           *slog.Logger
 
 	mu     sync.Mutex
 	pinned map[sandbox.ID]pin // which cpus each sandbox is pinned to

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -144,7 +143,9 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	}
 	opened.add(p.roots.Close)
 	p.tree, err = cgroup.Open(cgroup.Config{
-		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, IODevices: func() []string { return disksOf(c.StateDir, filepath.Join(c.StateDir, "volume")) }, Log: log,
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: log,
+		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
+		IOReadDevices: func() []string { return disksBeneath(c.StateDir, filepath.Join(c.StateDir, "volume")) },
 	})
 	if err != nil {
 		return nil, p, err
@@ -243,18 +244,24 @@ func listen(c config, log *slog.Logger) (net.Listener, error) {
 	return ln, nil
 }
 
-// disksOf names the disks under dirs as MAJ:MIN, each once, for io limits.
-// The volume may be an image on a loop device: then the disk beneath the image
-// sees the loop device's own reads and writes, merged and cached, and only
-// what the loop device itself is asked for is the sandbox's. So both are named.
-func disksOf(dirs ...string) []string {
-	var disks []string
-	for _, dir := range dirs {
-		if disk := diskOf(dir); disk != "" && !slices.Contains(disks, disk) {
-			disks = append(disks, disk)
-		}
+// disksOf names the disk under the volume as MAJ:MIN, for io limits. Where the
+// volume is an image that is its loop device: a sandbox must wait there, and
+// not below, where it would hold the loop device's requests and with them
+// everyone else's.
+func disksOf(volume string) []string {
+	if disk := diskOf(volume); disk != "" {
+		return []string{disk}
 	}
-	return disks
+	return nil
+}
+
+// disksBeneath names the disk that carries the volume's image, where there is
+// one. Host images are read from the root disk, past the volume: usually this.
+func disksBeneath(stateDir, volume string) []string {
+	if disk := diskOf(stateDir); disk != "" && disk != diskOf(volume) {
+		return []string{disk}
+	}
+	return nil
 }
 
 // diskOf names the disk under dir; none where dir lies on no disk of its own.
