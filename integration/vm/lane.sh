@@ -41,6 +41,8 @@ for package in "$@"; do
 done
 # The stand-in for PID 1 with which runtime/launch is tested alone.
 CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
+# What the tests run inside sandboxes, and outside as the control.
+CGO_ENABLED=0 go build -o "$tree/bin/test-probe" ./integration/testdata/probe
 
 [ -z "$booting" ] || wait "$booting"
 booting=
