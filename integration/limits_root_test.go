@@ -129,7 +129,7 @@ func TestCPULimit(t *testing.T) {
 	// window measures cpus used over some periods of cpu.max.
 	window := func(ref string) float64 {
 		u, start := d.usage(t, ref), time.Now()
-		time.Sleep(3 * time.Second) // the window that is measured
+		time.Sleep(3 * time.Second) //nolint:forbidigo // the window that is measured
 		return (d.usage(t, ref).CPUSeconds - u.CPUSeconds) / time.Since(start).Seconds()
 	}
 	stop := burn("fifth")
@@ -235,7 +235,7 @@ func tarOf(t testing.TB, name string, size int64) io.Reader {
 // wantDiskFull checks the class and code of file work beyond the quota.
 func wantDiskFull(t testing.TB, what string, err error) {
 	t.Helper()
-	if sandbox.ClassOf(err) != sandbox.ErrExhausted || sandbox.CodeOf(err) != "disk_full" {
+	if !errors.Is(err, sandbox.ErrExhausted) || sandbox.CodeOf(err) != "disk_full" {
 		t.Errorf("%s: %v (%s), want disk_full", what, err, sandbox.CodeOf(err))
 	}
 }

@@ -246,7 +246,9 @@ func TestReaderGetsEveryByte(t *testing.T) {
 			size := numbers(want, c.n)
 			start := time.Now()
 			p := d.open(t, "loud", sandbox.ProcessSpec{Argv: []string{"seq", "1", strconv.FormatInt(c.n, 10)}})
-			y := count(t, p, 0, func(n int) { time.Sleep(time.Duration(n>>10) * c.pause) })
+			y := count(t, p, 0, func(n int) {
+				time.Sleep(time.Duration(n>>10) * c.pause) //nolint:forbidigo // a reader that is slow, on purpose
+			})
 			if y.bytes != size || y.dropped != 0 || y.exit.Code != 0 {
 				t.Errorf("got %d of %d bytes, %d dropped, exit %+v", y.bytes, size, y.dropped, y.exit)
 			}
