@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -48,7 +49,7 @@ func TestKillDaemonUnderLoad(t *testing.T) {
 		for worker := range 20 {
 			wg.Go(func() { churn(load, d, worker) })
 		}
-		time.Sleep(time.Duration(100+rand.IntN(400)) * time.Millisecond) // a random moment is the point here
+		<-time.After(time.Duration(100+rand.IntN(400)) * time.Millisecond) // the kill comes at a random moment
 		d.kill()
 		stop()
 		wg.Wait()
@@ -235,7 +236,7 @@ func TestNothingLeaksOverCycles(t *testing.T) {
 	before := d.count(t)
 	cycle(soak(120, 1000))
 	var after counts
-	eventually(t, 60*time.Second, "what ended goes", func() bool {
+	testenv.Eventually(t, 60*time.Second, "what ended goes", func() bool {
 		after = d.count(t)
 		return after.within(before, 5)
 	})
@@ -247,8 +248,14 @@ type counts struct{ goroutines, fds, threads, mounts, cgroups, namespaces, links
 
 func (c counts) within(o counts, slack int) bool {
 	for _, p := range [][2]int{
-		{c.goroutines, o.goroutines}, {c.fds, o.fds}, {c.threads, o.threads}, {c.mounts, o.mounts}, {c.cgroups, o.cgroups},
-		{c.namespaces, o.namespaces}, {c.links, o.links}, {c.hostMounts, o.hostMounts},
+		{c.goroutines, o.goroutines},
+		{c.fds, o.fds},
+		{c.threads, o.threads},
+		{c.mounts, o.mounts},
+		{c.cgroups, o.cgroups},
+		{c.namespaces, o.namespaces},
+		{c.links, o.links},
+		{c.hostMounts, o.hostMounts},
 	} {
 		if p[0] > p[1]+slack {
 			return false

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -366,7 +367,7 @@ func neighbours(t *testing.T) (pid string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the router's namespace is there", func() bool {
+	testenv.Eventually(t, 10*time.Second, "the router's namespace is there", func() bool {
 		ns, err := os.Readlink("/proc/" + pid + "/ns/net")
 		return err == nil && ns != own
 	})

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -87,7 +88,7 @@ func TestLife(t *testing.T) {
 		}
 		return info.Size
 	}
-	eventually(t, 10*time.Second, "the process ticks", func() bool { return size() > 0 })
+	testenv.Eventually(t, 10*time.Second, "the process ticks", func() bool { return size() > 0 })
 	if _, err := d.Pause(t.Context(), "life"); err != nil {
 		t.Fatal(err)
 	}
@@ -95,11 +96,11 @@ func TestLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := size()
-	eventually(t, 10*time.Second, "the process ticks again", func() bool { return size() > before })
+	testenv.Eventually(t, 10*time.Second, "the process ticks again", func() bool { return size() > before })
 	if err := d.SignalProcess(t.Context(), "life", p.ID, "SIGTERM"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the process ends by the signal", func() bool {
+	testenv.Eventually(t, 10*time.Second, "the process ends by the signal", func() bool {
 		got, err := d.Process(t.Context(), "life", p.ID)
 		return err == nil && got.Exit != nil && got.Exit.Signal == "SIGTERM" && got.Exit.Code == 128+15
 	})

@@ -43,7 +43,7 @@ func (d *daemon) usage(t testing.TB, ref string) sandbox.Usage {
 func (d *daemon) gone(t testing.TB, ref sandbox.ID) sandbox.Sandbox {
 	t.Helper()
 	var sb sandbox.Sandbox
-	eventually(t, time.Minute, fmt.Sprintf("%s ends", ref), func() bool {
+	testenv.Eventually(t, time.Minute, fmt.Sprintf("%s ends", ref), func() bool {
 		var err error
 		if sb, err = d.Sandbox(t.Context(), string(ref)); err != nil {
 			t.Fatal(err)
@@ -186,7 +186,7 @@ func TestForkBomb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "forks are denied", func() bool { return d.usage(t, "bomb").PIDsDenied > limit })
+	testenv.Eventually(t, time.Minute, "forks are denied", func() bool { return d.usage(t, "bomb").PIDsDenied > limit })
 	u := d.usage(t, "bomb")
 	if u.PIDs > limit || u.PIDsPeak > limit {
 		t.Errorf("%d tasks, peak %d; at most %d wanted", u.PIDs, u.PIDsPeak, limit)
@@ -208,7 +208,7 @@ func TestForkBomb(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.ended(t, time.Minute, "bomb", p.ID)
-	eventually(t, time.Minute, "every task of the bomb is gone", func() bool { return d.usage(t, "bomb").PIDs == 0 })
+	testenv.Eventually(t, time.Minute, "every task of the bomb is gone", func() bool { return d.usage(t, "bomb").PIDs == 0 })
 	if got := d.sh(t, "bomb", "echo fine"); got != "fine" {
 		t.Errorf("after the bomb: %q", got)
 	}
@@ -257,7 +257,7 @@ func TestDiskBytes(t *testing.T) {
 		if err := files.Remove(t.Context(), "", path, true); err != nil {
 			t.Errorf("remove %s: %v", path, err)
 		}
-		eventually(t, time.Minute, "there is room again", func() bool { return d.usage(t, "full").DiskBytes < 1<<20 })
+		testenv.Eventually(t, time.Minute, "there is room again", func() bool { return d.usage(t, "full").DiskBytes < 1<<20 })
 	}
 	within := func(what string) {
 		t.Helper()
@@ -356,7 +356,7 @@ func TestDiskInodes(t *testing.T) {
 	if err := files.Remove(t.Context(), "", "/tmp/d", true); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "there is room again", func() bool { return d.usage(t, "full").DiskInodes < limit/2 })
+	testenv.Eventually(t, time.Minute, "there is room again", func() bool { return d.usage(t, "full").DiskInodes < limit/2 })
 	for what, err := range map[string]error{
 		"file work": func() error {
 			_, err := files.Write(t.Context(), "", "/tmp/w", 0o644, strings.NewReader("x"))
@@ -453,7 +453,7 @@ func TestIOLimitLeavesOthersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	started := d.usage(t, "slow").IOWriteBytes
-	eventually(t, time.Minute, "the neighbour writes", func() bool { return d.usage(t, "slow").IOWriteBytes > started+2<<20 })
+	testenv.Eventually(t, time.Minute, "the neighbour writes", func() bool { return d.usage(t, "slow").IOWriteBytes > started+2<<20 })
 	beside := write()
 	t.Logf("4 MiB alone in %v, beside a throttled neighbour in %v", alone, beside)
 	if beside > 5*alone+time.Second {

@@ -338,13 +338,3 @@ func collect(p sandbox.ProcessIO) (result, error) {
 	r.exit = exit
 	return r, nil
 }
-
-// eventually polls until ok or the deadline.
-func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
-		}
-	}
-}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -78,7 +79,7 @@ func (d *daemon) open(t testing.TB, ref string, spec sandbox.ProcessSpec) sandbo
 func (d *daemon) ended(t testing.TB, within time.Duration, ref string, id sandbox.ProcessID) sandbox.Process {
 	t.Helper()
 	var p sandbox.Process
-	eventually(t, within, fmt.Sprintf("process %s ends", id), func() bool {
+	testenv.Eventually(t, within, fmt.Sprintf("process %s ends", id), func() bool {
 		var err error
 		if p, err = d.Process(t.Context(), ref, id); err != nil {
 			t.Fatal(err)
@@ -189,7 +190,7 @@ func TestClientThatNeverReads(t *testing.T) {
 		most = max(most, d.memory(t, "VmRSS"))
 	}
 	rec := d.ended(t, time.Minute, "loud", p.Process().ID)
-	eventually(t, time.Minute, "all output has come", func() bool {
+	testenv.Eventually(t, time.Minute, "all output has come", func() bool {
 		rec = d.ended(t, time.Minute, "loud", p.Process().ID)
 		return rec.Output.End == size
 	})
@@ -279,7 +280,7 @@ func TestReattach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "the output is there", func() bool {
+	testenv.Eventually(t, time.Minute, "the output is there", func() bool {
 		rec, err := d.Process(t.Context(), "s", p.ID)
 		return err == nil && rec.Output.End == size
 	})

@@ -80,6 +80,7 @@ Settings come from the built-in values, then the configuration file, then flags.
 		if err != nil {
 			return err
 		}
+		slog.SetDefault(log)
 		if os.Geteuid() != 0 {
 			return errors.New("sandboxd must run as root: it makes namespaces, mounts and cgroups")
 		}
@@ -99,8 +100,13 @@ func (c *config) override(f config) {
 		to   *string
 		from string
 	}{
-		{&c.StateDir, f.StateDir}, {&c.RunDir, f.RunDir}, {&c.Socket, f.Socket}, {&c.Cgroup, f.Cgroup},
-		{&c.CgroupRoot, f.CgroupRoot}, {&c.LogLevel, f.LogLevel}, {&c.LogFormat, f.LogFormat},
+		{&c.StateDir, f.StateDir},
+		{&c.RunDir, f.RunDir},
+		{&c.Socket, f.Socket},
+		{&c.Cgroup, f.Cgroup},
+		{&c.CgroupRoot, f.CgroupRoot},
+		{&c.LogLevel, f.LogLevel},
+		{&c.LogFormat, f.LogFormat},
 	} {
 		if s.from != "" {
 			*s.to = s.from

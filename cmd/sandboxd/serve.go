@@ -189,8 +189,8 @@ func (c *closers) add(f func() error) { c.list = append(c.list, f) }
 
 func (c *closers) close() error {
 	var errs []error
-	for i := len(c.list) - 1; i >= 0; i-- {
-		errs = append(errs, c.list[i]())
+	for _, f := range slices.Backward(c.list) {
+		errs = append(errs, f())
 	}
 	return errors.Join(errs...)
 }
