@@ -185,7 +185,9 @@ func (d *daemon) agree(t testing.TB) {
 		}
 	}
 	compare("cgroups", names(t, cgroupRoot()+d.parent), running)
-	compare("uppers", names(t, filepath.Join(d.dir, "state/volume/sandboxes")), kept)
+	// Where the volume is an image it is mounted in the daemon's namespace only.
+	seen := fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid)
+	compare("uppers", names(t, filepath.Join(seen, d.dir, "state/volume/sandboxes")), kept)
 	compare("shell states", names(t, filepath.Join(d.dir, "run/shells")), running)
 	compare("sockets", names(t, filepath.Join(d.dir, "run/init")), running)
 }

@@ -19,7 +19,9 @@ ln -sf sandbox "$dest$prefix/bin/sbx"
 man=$(mktemp -d)
 trap 'rm -rf "$man"' EXIT
 bin/sandbox man "$man"
+bin/sandboxd man "$man"
 install -D -m 644 -t "$dest$prefix/share/man/man1" "$man"/*.1
+install -D -m 644 -t "$dest$prefix/share/man/man8" "$man"/*.8
 for shell in bash zsh fish; do
   case $shell in
     bash) file=bash-completion/completions/sandbox ;;

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
 )
@@ -91,7 +92,21 @@ Settings come from the built-in values, then the configuration file, then flags.
 		defer stop()
 		return serve(ctx, c, log, stopSandboxes)
 	}
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
+	cmd.AddCommand(manCommand(cmd))
 	return cmd
+}
+
+// manCommand writes the man page, for the build.
+func manCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "man DIR", Short: "Write the man page to a directory", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			root.DisableAutoGenTag = true // or every build would differ
+			return doc.GenManTree(root, &doc.GenManHeader{Title: "SANDBOXD", Section: "8", Source: "sandboxd", Manual: "sandboxd"}, args[0])
+		},
+	}
 }
 
 // override lays the flags that were given over the file's values.

@@ -7,13 +7,13 @@
 #   SANDBOXD_TEST_PROMISES  for internal/testenv
 #   RUN                     only the tests that match
 #   KEEP                    if set, use a running VM and leave it running
-#   LANE_TIMEOUT            for one package's tests; 15m
+#   LANE_TIMEOUT            for one package's tests; 25m
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 vm=integration/vm/vm.sh
 tree=.cache/vm
-timeout=${LANE_TIMEOUT:-15m}
+timeout=${LANE_TIMEOUT:-25m}
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
 
