@@ -12,7 +12,6 @@ import (
 // box is the daemon's memory of one living sandbox.
 type box struct {
 	id    sandbox.ID
-	slot  int
 	guest PID1
 
 	// op is held by whoever changes the sandbox's status: one at a time.
@@ -23,18 +22,20 @@ type box struct {
 	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
 	expected bool               // guarded by mu; PID 1's end is our doing
 	earlier  sandbox.Usage      // guarded by mu; of shells before this one
+	counted  bool               // guarded by mu; earlier has this one's too, for good
 	oomKills uint64             // guarded by mu; last count seen
 	oomAt    time.Time          // guarded by mu; when that count last rose
 	ttl      *time.Timer        // guarded by mu
 	idle     idleClock          // guarded by mu
-	main     mainProcess        // guarded by mu
+	main     *mainProcess       // guarded by mu; of this shell, nil while none is known
 }
 
-// mainProcess is the process the sandbox ends with, if it has one.
+// mainProcess is the process the sandbox ends with, if it has one. The box's
+// mu guards it.
 type mainProcess struct {
 	id      sandbox.ProcessID
 	readers int           // clients that still take its output
-	drained chan struct{} // closed when the last of them is gone after the exit
+	drained chan struct{} // closed when the last of them is gone; nil before its end is told
 }
 
 // idleClock tells since when nothing has happened.
@@ -47,9 +48,36 @@ type idleClock struct {
 	expired func()
 }
 
-func newBox(id sandbox.ID, slot int, g PID1) *box {
-	return &box{id: id, slot: slot, guest: g, op: make(chan struct{}, 1)}
+func newBox(id sandbox.ID, g PID1) *box {
+	return &box{id: id, guest: g, op: make(chan struct{}, 1)}
 }
+
+// present is the shell that runs now, or nil.
+func (b *box) present() *launch.Shell {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.shell
+}
+
+// counters are those of earlier shells, and whether the present one's are in
+// them already.
+func (b *box) counters() (earlier sandbox.Usage, counted bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.earlier, b.counted
+}
+
+// mainOf returns the note of a main process; the caller holds mu.
+func (b *box) mainOf(id sandbox.ProcessID) *mainProcess {
+	if b.main == nil || b.main.id != id {
+		b.main = &mainProcess{id: id}
+	}
+	return b.main
+}
+
+// codeBusy is the code of the error for a sandbox whose status somebody else
+// is changing.
+const codeBusy = "sandbox_busy"
 
 // lock takes the right to change the sandbox's status.
 func (b *box) lock(ctx context.Context) error {
@@ -57,7 +85,7 @@ func (b *box) lock(ctx context.Context) error {
 	case b.op <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return sandbox.Errorf(sandbox.ErrUnavailable, "sandbox_busy", "sandbox %s is changing state: try again: %w", b.id, ctx.Err())
+		return sandbox.Errorf(sandbox.ErrUnavailable, codeBusy, "sandbox %s is changing state: try again: %w", b.id, ctx.Err())
 	}
 }
 
@@ -107,6 +135,6 @@ func (b *box) letGo() *launch.Shell {
 		b.unwatch = nil
 	}
 	s := b.shell
-	b.shell = nil
+	b.shell, b.main = nil, nil
 	return s
 }

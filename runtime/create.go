@@ -80,7 +80,7 @@ func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, 
 		spec.Hostname = hostname(spec.Name, id)
 	}
 	// The box stands before the row, so that nobody finds a row without one.
-	b := newBox(id, 0, m.dial(m.shells.SocketPath(id)))
+	b := newBox(id, m.dial(m.shells.SocketPath(id)))
 	b.op <- struct{}{}
 	m.keepBox(b)
 	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
@@ -92,7 +92,6 @@ func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, 
 		m.dropBox(id)
 		return nil, sb, image, err
 	}
-	b.slot = sb.Slot
 	return b, sb, image, nil
 }
 
@@ -115,11 +114,14 @@ func (m *Manager) create(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 // bringUp gives a sandbox in status creating its kernel objects and moves it
 // to running. What it made before an error, the one teardown takes away.
 func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
-	uidBase := m.uidBase(b.slot)
+	uidBase := m.uidBase(sb.Slot)
+	b.mu.Lock()
+	b.counted = false
+	b.mu.Unlock()
 	if err := m.cgroup.Create(b.id); err != nil {
 		return sb, err
 	}
-	if err := m.roots.CreateUpper(b.id, b.slot, sb.Spec.Limits); err != nil {
+	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
 		return sb, err
 	}
 	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
@@ -127,7 +129,7 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 		return sb, err
 	}
 	b.mu.Lock()
-	b.shell, b.expected, b.oomKills = shell, false, 0
+	b.shell, b.expected, b.oomKills, b.oomAt = shell, false, 0, time.Time{}
 	b.mu.Unlock()
 	if err := m.cgroup.Settle(ctx, b.id, shell.PID, uidBase); err != nil {
 		return sb, err
@@ -135,13 +137,13 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
 		return sb, err
 	}
-	if err := m.net.Attach(ctx, m.attachment(b, sb, shell)); err != nil {
+	if err := m.net.Attach(ctx, m.attachment(sb, shell)); err != nil {
 		return sb, err
 	}
 	if err := m.configure(ctx, b, sb, image, shell, uidBase); err != nil {
 		return sb, err
 	}
-	addr, err := m.net.Address(b.slot)
+	addr, err := m.net.Address(sb.Slot)
 	if err != nil {
 		return sb, err
 	}
@@ -161,13 +163,13 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	if err != nil {
 		return sb, err
 	}
-	m.watch(b, row, shell)
+	m.watch(b, row, shell, 0)
 	return row, nil
 }
 
 // configure gives PID 1 its root and everything it must know.
 func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, shell *launch.Shell, uidBase uint32) error {
-	root, err := m.roots.Mount(ctx, rootfs.MountSpec{ID: b.id, Slot: b.slot, Image: image, UserNS: shell.UserNS, UIDBase: uidBase})
+	root, err := m.roots.Mount(ctx, rootfs.MountSpec{ID: b.id, Slot: sb.Slot, Image: image, UserNS: shell.UserNS, UIDBase: uidBase})
 	if err != nil {
 		return err
 	}
@@ -181,7 +183,11 @@ func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, ima
 	for _, e := range root.Extra {
 		mount.Extra = append(mount.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
 	}
-	addr, err := m.net.Address(b.slot)
+	addr, err := m.net.Address(sb.Slot)
+	if err != nil {
+		return err
+	}
+	last, err := m.state.LastProcess(ctx, b.id)
 	if err != nil {
 		return err
 	}
@@ -190,7 +196,7 @@ func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, ima
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
 		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles, Seccomp: m.cfg.Seccomp,
 		Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(sb.Spec.Network),
-		Work: work, Root: mount,
+		Work: work, Root: mount, LastProcess: last,
 	})
 }
 
@@ -259,8 +265,8 @@ func (m *Manager) enforcement(s sandbox.Spec) []sandbox.Enforcement {
 	return append(all, files, m.net.Enforcement(s.Network))
 }
 
-func (m *Manager) attachment(b *box, sb sandbox.Sandbox, shell *launch.Shell) netns.Attachment {
-	return netns.Attachment{ID: b.id, Slot: b.slot, NetNS: shell.NetNS, Policy: m.policy(sb.Spec.Network)}
+func (m *Manager) attachment(sb sandbox.Sandbox, shell *launch.Shell) netns.Attachment {
+	return netns.Attachment{ID: sb.ID, Slot: sb.Slot, NetNS: shell.NetNS, Policy: m.policy(sb.Spec.Network)}
 }
 
 // policy names the resolvers a sandbox may ask.
@@ -319,11 +325,4 @@ func specHash(s sandbox.Spec) (string, error) {
 }
 
 // explain is an error as the record of an ended sandbox tells it.
-func explain(err error) string {
-	const most = 500
-	s := err.Error()
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	return s
-}
+func explain(err error) string { return clip(err.Error(), 500) }

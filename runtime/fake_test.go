@@ -39,6 +39,9 @@ type kernel struct {
 	fail                            map[string]bool // step name → fails
 	events                          map[string]chan guest.Event
 	layers                          map[string]bool
+	procs                           map[sandbox.ID][]sandbox.Process
+	configured                      map[sandbox.ID]guest.Config
+	mute                            bool // PID 1s answer nothing
 }
 
 var errInjected = errors.New("injected")
@@ -47,6 +50,7 @@ func newKernel(t *testing.T) *kernel {
 	k := &kernel{
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
+		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
 	}
 	t.Cleanup(func() {
 		for _, pid := range k.pids {
@@ -74,6 +78,34 @@ func (k *kernel) setFail(name string, on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail[name] = on
+}
+
+func (k *kernel) setMute(on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mute = on
+}
+
+// eventsOf is where a test sends the events of a sandbox's PID 1.
+func (k *kernel) eventsOf(id sandbox.ID) chan guest.Event {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.events[string(id)] == nil {
+		k.events[string(id)] = make(chan guest.Event, 8)
+	}
+	return k.events[string(id)]
+}
+
+// answer is the step of a PID 1 that may be mute.
+func (k *kernel) answer(ctx context.Context, name string) error {
+	k.mu.Lock()
+	mute := k.mute
+	k.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+		return sandbox.Errorf(sandbox.ErrDeadline, "deadline", "no answer: %w", ctx.Err())
+	}
+	return k.step(name, nil)
 }
 
 type fakeCgroups struct{ *kernel }
@@ -114,7 +146,6 @@ func (f fakeCgroups) Freeze(_ context.Context, id sandbox.ID) error {
 func (f fakeCgroups) Thaw(_ context.Context, id sandbox.ID) error {
 	return f.step("cgroup.thaw", func() { delete(f.frozen, id) })
 }
-func (f fakeCgroups) KillWork(context.Context, sandbox.ID) error { return nil }
 func (f fakeCgroups) Kill(_ context.Context, id sandbox.ID) error {
 	return f.step("cgroup.kill", func() {
 		if pid := f.pids[id]; pid != 0 {
@@ -172,7 +203,7 @@ func (f fakeNetwork) Enforcement(sandbox.NetworkPolicy) sandbox.Enforcement {
 type fakeRoots struct{ *kernel }
 
 func (f fakeRoots) HostImage(context.Context) (sandbox.Image, error) {
-	return sandbox.Image{Name: "host", Digest: "host:1", Kind: sandbox.ImageHost}, nil
+	return sandbox.Image{Name: "host", Digest: "host:1", Kind: sandbox.ImageHost}, f.step("rootfs.hostimage", nil)
 }
 
 func (f fakeRoots) ImportTar(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
@@ -259,42 +290,64 @@ type fakePID1 struct {
 	name string
 }
 
-func (p fakePID1) Ping(context.Context) (guest.Info, error) {
-	return guest.Info{}, p.k.step("guest.ping", nil)
+func (p fakePID1) id() sandbox.ID { return sandbox.ID(p.name) }
+
+func (p fakePID1) Ping(ctx context.Context) (guest.Info, error) {
+	if err := p.k.answer(ctx, "guest.ping"); err != nil {
+		return guest.Info{}, err
+	}
+	if err := p.k.step("guest.version", nil); err != nil {
+		return guest.Info{}, sandbox.Errorf(sandbox.ErrUnsupported, "protocol_version", "another version: %w", err)
+	}
+	return guest.Info{}, nil
 }
 
-func (p fakePID1) Configure(context.Context, guest.Config) error {
-	return p.k.step("guest.configure", nil)
+func (p fakePID1) Configure(_ context.Context, c guest.Config) error {
+	return p.k.step("guest.configure", func() { p.k.configured[p.id()] = c })
 }
 
 func (p fakePID1) Start(context.Context, sandbox.ProcessSpec) (sandbox.Process, error) {
 	return sandbox.Process{ID: "p1", PID: 2, Argv: []string{"x"}}, nil
 }
 
-func (p fakePID1) Exec(context.Context, sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
-	return nil, errors.ErrUnsupported
+func (p fakePID1) Exec(_ context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+	return fakeIO{proc: sandbox.Process{ID: "p1", PID: 2, Argv: spec.Argv, Main: spec.Main}}, nil
 }
 
 func (p fakePID1) Attach(context.Context, sandbox.ProcessID, int64) (sandbox.ProcessIO, error) {
 	return nil, errors.ErrUnsupported
 }
-func (p fakePID1) Processes(context.Context) ([]sandbox.Process, error)    { return nil, nil }
+
+func (p fakePID1) Processes(ctx context.Context) ([]sandbox.Process, error) {
+	if err := p.k.answer(ctx, "guest.processes"); err != nil {
+		return nil, err
+	}
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return slices.Clone(p.k.procs[p.id()]), nil
+}
 func (p fakePID1) Signal(context.Context, sandbox.ProcessID, string) error { return nil }
-func (p fakePID1) Process(context.Context, sandbox.ProcessID) (sandbox.Process, error) {
-	return sandbox.Process{}, errors.ErrUnsupported
+func (p fakePID1) Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error) {
+	procs, err := p.Processes(ctx)
+	if i := slices.IndexFunc(procs, func(p sandbox.Process) bool { return p.ID == id }); i >= 0 {
+		return procs[i], err
+	}
+	return sandbox.Process{}, errors.Join(err, sandbox.ErrNotFound)
 }
 
 func (p fakePID1) Events(ctx context.Context, _ int64) (ProcessEvents, error) {
-	p.k.mu.Lock()
-	defer p.k.mu.Unlock()
-	ch := p.k.events[p.name]
-	if ch == nil {
-		ch = make(chan guest.Event, 8)
-		p.k.events[p.name] = ch
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	return &fakeEvents{ctx, cancel, ch}, nil
+	return &fakeEvents{ctx, cancel, p.k.eventsOf(p.id())}, nil
 }
+
+// fakeIO is a connection to a process that says nothing.
+type fakeIO struct {
+	sandbox.ProcessIO
+	proc sandbox.Process
+}
+
+func (f fakeIO) Process() sandbox.Process { return f.proc }
+func (f fakeIO) Close() error             { return nil }
 
 type fakeEvents struct {
 	ctx    context.Context //nolint:containedctx // the stream's own life, as a connection's

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // HostImage is the name of the image made of the host's own /usr.
 const HostImage = "host"
+
+// collectRetry is how long collecting layers waits while an import is under way.
+const collectRetry = 100 * time.Millisecond
 
 // Images lists the images.
 func (m *Manager) Images(ctx context.Context) ([]sandbox.Image, error) { return m.state.Images(ctx) }
@@ -39,18 +43,23 @@ func (m *Manager) ImportImage(ctx context.Context, name string, r io.Reader) (sa
 	if err := reserved(name); err != nil {
 		return sandbox.Image{}, err
 	}
+	img, err := m.importTar(ctx, name, r)
+	if err != nil {
+		return img, err
+	}
+	m.record(ctx, sandbox.Event{Type: "image.imported", Data: map[string]string{"image": name, "digest": img.Digest}})
+	m.collectSoon()
+	return img, nil
+}
+
+func (m *Manager) importTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
 	m.imports.RLock() // no layer is collected between its commit and its row
 	defer m.imports.RUnlock()
 	img, err := m.roots.ImportTar(ctx, name, r)
 	if err != nil {
 		return img, err
 	}
-	if err := m.state.PutImage(ctx, img); err != nil {
-		return img, err
-	}
-	m.record(ctx, sandbox.Event{Type: "image.imported", Data: map[string]string{"image": name, "digest": img.Digest}})
-	m.collectSoon()
-	return img, nil
+	return img, m.state.PutImage(ctx, img)
 }
 
 func reserved(name string) error {
@@ -87,8 +96,17 @@ func (m *Manager) collectSoon() {
 
 // collectLayers removes every layer that neither an image names nor a living
 // sandbox stands on.
+//
+// It waits without standing in line for the lock: behind a waiting writer
+// every new sandbox would wait for the slowest client that sends an archive.
 func (m *Manager) collectLayers(ctx context.Context) error {
-	m.imports.Lock()
+	for !m.imports.TryLock() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(collectRetry):
+		}
+	}
 	defer m.imports.Unlock()
 	used, err := m.state.LayersInUse(ctx)
 	if err != nil {

@@ -30,7 +30,11 @@ func (m *Manager) Remove(ctx context.Context, ref, actor string) (sandbox.Sandbo
 			e = main
 		}
 	}
-	if err := m.end(work, b, e); err != nil {
+	err = m.end(work, b, e)
+	if sandbox.CodeOf(err) == codeBusy {
+		return sb, err
+	}
+	if err != nil {
 		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "removal_incomplete", "sandbox %s is not all gone yet and is being tried again: %w", sb.ID, err)
 	}
 	return m.state.Sandbox(work, sb.ID)
@@ -42,15 +46,7 @@ func (m *Manager) Pause(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusRunning {
 			return sb, wrongState(sb, "pause", sandbox.StatusRunning)
 		}
-		if err := m.cgroup.Freeze(ctx, b.id); err != nil {
-			return sb, err
-		}
-		row, err := m.move(ctx, b.id, sandbox.StatusPaused, state.Change{Actor: actor}, sandbox.StatusRunning)
-		if err != nil {
-			return sb, err
-		}
-		b.note(func(c *idleClock) { c.paused = true })
-		return row, nil
+		return m.setFrozen(ctx, b, sb, sandbox.StatusPaused, actor)
 	})
 }
 
@@ -60,47 +56,111 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "resume", sandbox.StatusPaused)
 		}
-		if err := m.cgroup.Thaw(ctx, b.id); err != nil {
-			return sb, err
-		}
-		row, err := m.move(ctx, b.id, sandbox.StatusRunning, state.Change{Actor: actor}, sandbox.StatusPaused)
-		if err != nil {
-			return sb, err
-		}
-		b.note(func(c *idleClock) { c.paused = false })
-		return row, nil
+		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, actor)
 	})
 }
 
+// setFrozen makes a living sandbox paused or running. Where that fails the
+// workload goes on as the row says; recovery does the same after a crash.
+func (m *Manager) setFrozen(ctx context.Context, b *box, sb sandbox.Sandbox, to sandbox.Status, actor string) (sandbox.Sandbox, error) {
+	row := sb
+	err := m.freezeAs(ctx, b.id, to)
+	if err == nil {
+		row, err = m.move(ctx, b.id, to, state.Change{Actor: actor}, sb.Status)
+	}
+	if err != nil {
+		if back := m.freezeAs(ctx, b.id, sb.Status); back != nil {
+			m.log.Error("undo a change of status: the workload is not as its row says", "sandbox", b.id, "status", sb.Status, "err", back)
+		}
+		return sb, err
+	}
+	b.note(func(c *idleClock) { c.paused = to == sandbox.StatusPaused })
+	return row, nil
+}
+
+// freezeAs freezes or thaws a workload as a status demands.
+func (m *Manager) freezeAs(ctx context.Context, id sandbox.ID, s sandbox.Status) error {
+	if s == sandbox.StatusPaused {
+		return m.cgroup.Freeze(ctx, id)
+	}
+	return m.cgroup.Thaw(ctx, id)
+}
+
 // Stop ends every process and keeps the filesystem: TERM first, KILL after
-// five seconds. Start goes on from there.
+// five seconds. Start goes on from there. Once begun it comes to its end,
+// also after a crash.
 func (m *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
 	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		if sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "stop", sandbox.StatusRunning, sandbox.StatusPaused)
 		}
-		b.quiet()
-		ch := state.Change{Actor: actor}
+		// The intent: a shell without a PID 1 to watch is one to be stopped.
+		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
+			return sb, err
+		}
 		if sb.Status == sandbox.StatusRunning {
 			m.terminate(ctx, b)
-			m.keepOutput(ctx, b, &ch)
 		}
-		usage, err := m.dropShell(ctx, b, sb)
-		if err != nil {
-			return sb, err
-		}
-		if err := m.roots.Clean(b.id); err != nil {
-			return sb, err
-		}
-		pid := 0
-		ch.InitPID, ch.Usage = &pid, usage
-		row, err := m.move(ctx, b.id, sandbox.StatusStopped, ch, sb.Status)
-		if err != nil {
-			return sb, err
-		}
-		m.armDeadline(b, row)
-		return row, nil
+		return m.halt(ctx, b, sb, state.Change{Actor: actor})
 	})
+}
+
+// halting tells of a row whose way leads to stopped: a stop was begun, or a
+// start of a stopped sandbox came to nothing.
+func halting(sb sandbox.Sandbox) bool {
+	switch sb.Status {
+	case sandbox.StatusRunning, sandbox.StatusPaused:
+		return sb.InitPID == 0
+	case sandbox.StatusCreating:
+		return sb.StartedAt != nil
+	}
+	return false
+}
+
+// halt takes down the shell of a halting sandbox, keeps its files and makes
+// its row stopped. Where that fails it is tried again until it works.
+func (m *Manager) halt(ctx context.Context, b *box, sb sandbox.Sandbox, ch state.Change) (sandbox.Sandbox, error) {
+	b.quiet()
+	row, err := m.tryHalt(ctx, b, sb, &ch)
+	if err != nil {
+		m.log.Error("stop sandbox: tried again later", "sandbox", b.id, "err", err)
+		m.later(func() { m.haltAgain(b, ch) })
+		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "stop_incomplete", "sandbox %s is not all stopped yet and is being tried again: %w", b.id, err)
+	}
+	m.armDeadline(b, row)
+	return row, nil
+}
+
+func (m *Manager) tryHalt(ctx context.Context, b *box, sb sandbox.Sandbox, ch *state.Change) (sandbox.Sandbox, error) {
+	if sb.Status != sandbox.StatusCreating && ch.LastOutput == nil {
+		m.keepOutput(ctx, b, ch)
+	}
+	if err := m.dropShell(ctx, b, sb); err != nil {
+		return sb, err
+	}
+	if err := m.roots.Clean(b.id); err != nil {
+		return sb, err
+	}
+	return m.move(ctx, b.id, sandbox.StatusStopped, *ch, sb.Status)
+}
+
+// haltAgain is halt for one that failed before, unless things went on since.
+func (m *Manager) haltAgain(b *box, ch state.Change) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
+	defer cancel()
+	if b.lock(ctx) != nil {
+		m.later(func() { m.haltAgain(b, ch) })
+		return
+	}
+	defer b.unlock()
+	row, err := m.state.Sandbox(ctx, b.id)
+	if err != nil {
+		m.later(func() { m.haltAgain(b, ch) })
+		return
+	}
+	if m.box(b.id) == b && halting(row) {
+		_, _ = m.halt(ctx, b, row, ch) // logs, and comes back here
+	}
 }
 
 // Start gives a stopped sandbox a new shell on its old filesystem.
@@ -116,35 +176,26 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		b.mu.Lock()
 		b.earlier = sb.Usage
 		b.mu.Unlock()
-		row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor}, sandbox.StatusStopped)
+		row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor, Detail: new(string)}, sandbox.StatusStopped)
 		if err != nil {
 			return sb, err
 		}
 		up, err := m.bringUp(ctx, b, row, image, actor)
 		if err != nil {
-			return sb, m.backToStopped(ctx, b, row, err)
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+			defer cancel()
+			_, _ = m.halt(clean, b, row, startFailed(err)) // logs, and tries again by itself
+			return sb, err
 		}
 		return up, nil
 	})
 }
 
-// backToStopped undoes a start that failed: the filesystem must not be lost
-// with it.
-func (m *Manager) backToStopped(ctx context.Context, b *box, row sandbox.Sandbox, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
-	defer cancel()
-	if _, err := m.dropShell(ctx, b, row); err != nil {
-		m.log.Error("start sandbox: its shell is not all gone", "sandbox", b.id, "err", err)
-		return cause
-	}
-	if err := m.roots.Clean(b.id); err != nil {
-		m.log.Error("start sandbox: prepare its files for the next start", "sandbox", b.id, "err", err)
-	}
-	detail, pid := "start failed: "+explain(cause), 0
-	if _, err := m.move(ctx, b.id, sandbox.StatusStopped, state.Change{Detail: &detail, InitPID: &pid, Actor: "daemon"}, sandbox.StatusCreating); err != nil {
-		m.log.Error("start sandbox: back to stopped", "sandbox", b.id, "err", err)
-	}
-	return cause
+// startFailed is what a start that came to nothing leaves in the row: the
+// filesystem must not be lost with it.
+func startFailed(cause error) state.Change {
+	detail := "start failed: " + explain(cause)
+	return state.Change{Detail: &detail, Actor: "daemon"}
 }
 
 // change runs a status change under the box's lock, on a context that

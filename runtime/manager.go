@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -45,7 +47,8 @@ type Manager struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	imports sync.RWMutex // read-held by imports and new sandboxes, held while layers are collected
+	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
+	retry   time.Duration // before a teardown that failed is tried again
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
@@ -69,7 +72,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 	life, cancel := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
-		life: life, cancel: cancel, boxes: map[sandbox.ID]*box{},
+		life: life, cancel: cancel, retry: retryTeardown, boxes: map[sandbox.ID]*box{},
 	}
 }
 
@@ -77,6 +80,9 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 // within ctx. The next daemon finishes what it could not.
 func (m *Manager) Close(ctx context.Context) error {
 	m.cancel()
+	for _, b := range m.living() {
+		b.quiet() // no timer begins anything now
+	}
 	done := make(chan struct{})
 	go func() { m.tasks.Wait(); close(done) }()
 	select {
@@ -89,16 +95,20 @@ func (m *Manager) Close(ctx context.Context) error {
 
 // StopAll stops every running sandbox, keeping the filesystems.
 func (m *Manager) StopAll(ctx context.Context, actor string) error {
-	var errs []error
-	for _, b := range m.living() {
-		row, err := m.state.Sandbox(ctx, b.id)
-		if err != nil || (row.Status != sandbox.StatusRunning && row.Status != sandbox.StatusPaused) {
-			continue
-		}
-		if _, err := m.Stop(ctx, string(b.id), actor); err != nil && !errors.Is(err, sandbox.ErrConflict) {
-			errs = append(errs, err)
-		}
+	boxes := m.living()
+	errs := make([]error, len(boxes))
+	var g errgroup.Group
+	g.SetLimit(32) // each may wait for its processes, and all together have one shutdown's time
+	for i, b := range boxes {
+		g.Go(func() error {
+			_, err := m.Stop(ctx, string(b.id), actor)
+			if !errors.Is(err, sandbox.ErrConflict) {
+				errs[i] = err
+			}
+			return nil
+		})
 	}
+	_ = g.Wait()
 	return errors.Join(errs...)
 }
 
@@ -210,7 +220,7 @@ func (m *Manager) Events(ctx context.Context, after int64, ref string, limit int
 // Subscribe wakes its channel after each new event.
 func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscribe() }
 
-// go runs background work that Close waits for.
+// spawn runs background work that Close waits for.
 func (m *Manager) spawn(f func()) {
 	m.tasks.Add(1)
 	go func() { defer m.tasks.Done(); f() }()

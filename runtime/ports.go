@@ -27,7 +27,6 @@ type Cgroups interface {
 	Usage(id sandbox.ID) (sandbox.Usage, error)
 	Freeze(ctx context.Context, id sandbox.ID) error
 	Thaw(ctx context.Context, id sandbox.ID) error
-	KillWork(ctx context.Context, id sandbox.ID) error
 	Kill(ctx context.Context, id sandbox.ID) error
 	Remove(ctx context.Context, id sandbox.ID) error
 	List() ([]sandbox.ID, error)

@@ -3,7 +3,7 @@ package runtime
 import (
 	"context"
 	"io"
-	"strconv"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -231,12 +231,10 @@ type leavingWatch struct {
 
 func (l *leavingWatch) Close() error { l.leave(); return l.FileWatch.Close() }
 
-func itoa(n int) string { return strconv.Itoa(n) }
-
-// clip shortens s to at most n bytes.
+// clip shortens s to at most n bytes of its own.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return s[:n] + "…"
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }

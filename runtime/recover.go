@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,133 +15,224 @@ import (
 	"github.com/sandboxd/sandboxd/state"
 )
 
+const (
+	// atOnce is how many sandboxes recovery looks after at the same time.
+	atOnce = 8
+	// adoptTimeout is how long PID 1 of a sandbox is waited for.
+	adoptTimeout = 5 * time.Second
+	// pruneEvery is how often old records are deleted.
+	pruneEvery = 10 * time.Minute
+)
+
 // Recover brings database and kernel together after any end of the daemon
 // before this one. Living sandboxes whose PID 1 still is the process the
 // database names are adopted with their processes and unread output; what a
-// crash cut off is torn down; kernel objects nobody owns are removed. A
-// second Recover changes nothing.
+// crash cut off is finished or torn down; kernel objects nobody owns are
+// removed. A second Recover changes nothing. It fails only where serving
+// would do harm; what could not be put in order is logged.
 func (m *Manager) Recover(ctx context.Context) error {
 	rows, err := m.state.Living(ctx)
 	if err != nil {
 		return err
 	}
-	keep := map[sandbox.ID]netns.Attachment{}
-	known := map[sandbox.ID]bool{}
-	var doomed []doomedBox
-	for _, row := range rows {
-		known[row.ID] = true
-		b := newBox(row.ID, row.Slot, m.dial(m.shells.SocketPath(row.ID)))
+	found := make([]inherited, len(rows))
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for i, row := range rows {
+		b := newBox(row.ID, m.dial(m.shells.SocketPath(row.ID)))
+		// The row holds the counters of counted shells. One that has a PID 1
+		// with a start time is not among them.
+		b.earlier, b.counted = row.Usage, row.InitStart == 0
 		m.keepBox(b)
-		b.earlier = earlierUsage(row)
-		if row.Status == sandbox.StatusStopped {
-			continue
+		g.Go(func() error {
+			found[i] = inherited{b: b, row: row}
+			found[i].fate, found[i].e = m.judgeRow(ctx, b, row)
+			return nil
+		})
+	}
+	_ = g.Wait()
+	keep := map[sandbox.ID]netns.Attachment{}
+	for _, f := range found {
+		if f.fate == fateAdopt {
+			keep[f.row.ID] = m.attachment(f.row.Sandbox, f.b.shell)
 		}
-		why := m.adoptable(ctx, b, row)
-		if why == nil {
-			keep[row.ID] = m.attachment(b, row.Sandbox, b.shell)
-			continue
-		}
-		doomed = append(doomed, doomedBox{b, row, *why})
 	}
 	if err := m.net.Recover(ctx, keep); err != nil {
 		return fmt.Errorf("recover the network: %w", err)
 	}
-	for _, row := range rows {
-		b := m.box(row.ID)
-		if _, ok := keep[row.ID]; ok {
-			m.watch(b, row.Sandbox, b.shell)
-			m.log.Info("adopted sandbox", "sandbox", row.ID, "status", row.Status, "init_pid", row.InitPID)
-		} else if row.Status == sandbox.StatusStopped {
-			m.armDeadline(b, row.Sandbox)
-		}
-	}
-	var g errgroup.Group
-	g.SetLimit(8)
-	for _, d := range doomed {
-		g.Go(func() error { m.finish(ctx, d); return nil })
+	for _, f := range found {
+		g.Go(func() error { m.settle(ctx, f); return nil })
 	}
 	_ = g.Wait()
-	if err := m.sweep(ctx, known, rows); err != nil {
-		return err
-	}
-	if err := m.refreshHostImage(ctx); err != nil {
-		return err
-	}
-	if err := m.collectLayers(ctx); err != nil {
-		return err
-	}
-	return m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents)
-}
-
-// doomedBox is a sandbox that recovery must end, and why.
-type doomedBox struct {
-	b   *box
-	row state.Row
-	e   ending
-}
-
-// adoptable opens the shell of a row that should have one and returns nil, or
-// says why the sandbox must end.
-func (m *Manager) adoptable(ctx context.Context, b *box, row state.Row) *ending {
-	switch row.Status {
-	case sandbox.StatusPending, sandbox.StatusCreating:
-		return &ending{reason: sandbox.ReasonCreateFailed, detail: "the daemon ended while it was being created", actor: "daemon"}
-	case sandbox.StatusCompleting:
-		return &ending{reason: row.Reason, detail: row.Detail, exitCode: row.ExitCode, actor: "daemon"}
-	}
-	if row.BootID != m.cfg.BootID {
-		return &ending{reason: sandbox.ReasonHostRestart, detail: "the host restarted under it", actor: "daemon"}
-	}
-	crashed := func(err error) *ending {
-		return &ending{reason: sandbox.ReasonCrashed, detail: "PID 1 was gone when the daemon came back: " + explain(err), actor: "daemon"}
-	}
-	shell, err := m.shells.Open(b.id, row.InitPID, row.InitStart)
-	if err != nil {
-		return crashed(err)
-	}
-	b.shell = shell
-	ping, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	if _, err := b.guest.Ping(ping); err != nil {
-		return crashed(err)
-	}
-	if u, err := m.cgroup.Usage(b.id); err == nil {
-		b.oomKills = u.OOMKills
-	}
+	m.tidyUp(ctx, rows)
+	m.spawn(m.pruneForever)
 	return nil
 }
 
-// earlierUsage is what shells before the present one used: the row of a
-// running sandbox holds the counters its last stop left there.
-func earlierUsage(row state.Row) sandbox.Usage { return row.Usage }
+// inherited is a living sandbox of an earlier daemon.
+type inherited struct {
+	b    *box
+	row  state.Row
+	fate fate
+	e    ending // of one that must end
+}
 
-// finish ends what cannot be adopted. A start of a stopped sandbox that was
-// cut off goes back to stopped: its filesystem is worth keeping.
-func (m *Manager) finish(ctx context.Context, d doomedBox) {
+// fate is what becomes of a sandbox found at the start.
+type fate int
+
+const (
+	fateAdopt fate = iota + 1 // its shell goes on
+	fateStay                  // it is stopped
+	fateHalt                  // it becomes stopped
+	fateEnd
+)
+
+// judgeRow decides a sandbox's fate, and opens the shell of one to be
+// adopted.
+func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, ending) {
+	end := func(r sandbox.Reason, detail string) (fate, ending) {
+		return fateEnd, ending{reason: r, detail: detail, actor: "daemon"}
+	}
+	switch {
+	case row.Status == sandbox.StatusStopped:
+		return fateStay, ending{}
+	case row.Status == sandbox.StatusCompleting:
+		return end(row.Reason, row.Detail)
+	case row.Status == sandbox.StatusCreating && halting(row.Sandbox):
+		return fateHalt, ending{}
+	case row.Status == sandbox.StatusPending || row.Status == sandbox.StatusCreating:
+		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
+	case row.BootID != m.cfg.BootID:
+		return end(sandbox.ReasonHostRestart, "the host restarted under it")
+	case halting(row.Sandbox):
+		return fateHalt, ending{}
+	}
+	err := m.adopt(ctx, b, row)
+	switch {
+	case err == nil:
+		return fateAdopt, ending{}
+	case errors.Is(err, sandbox.ErrUnsupported): // a PID 1 this build cannot talk to
+		m.log.Warn("stopping a sandbox: start it to give it this daemon's init", "sandbox", b.id, "err", err)
+		return fateHalt, ending{}
+	}
+	return end(sandbox.ReasonCrashed, "PID 1 was gone when the daemon came back: "+explain(err))
+}
+
+// adopt opens the shell a row names. A PID 1 that lives but does not answer
+// in time is adopted too: it may only be slow, and what it holds is not ours
+// to throw away.
+func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
+	shell, err := m.shells.Open(b.id, row.InitPID, row.InitStart)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.shell = shell // whatever becomes of it: dropShell closes it
+	b.mu.Unlock()
+	ping, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	_, err = b.guest.Ping(ping)
+	if errors.Is(err, sandbox.ErrDeadline) && ctx.Err() == nil {
+		m.log.Warn("PID 1 lives but does not answer: 'sandbox stop' ends it", "sandbox", b.id, "err", err)
+		err = nil
+	}
+	if u, uerr := m.cgroup.Usage(b.id); uerr == nil {
+		b.mu.Lock()
+		b.oomKills = u.OOMKills
+		b.mu.Unlock()
+	}
+	return err
+}
+
+// settle does what was decided.
+func (m *Manager) settle(ctx context.Context, f inherited) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
-	if err := d.b.lock(ctx); err != nil {
-		return
+	if err := f.b.lock(ctx); err != nil {
+		return // cannot be: nobody else knows the box yet
 	}
-	defer d.b.unlock()
-	if d.row.Status == sandbox.StatusCreating && d.row.StartedAt != nil {
-		_ = m.backToStopped(ctx, d.b, d.row.Sandbox, errors.New("the daemon ended meanwhile"))
-		return
+	defer f.b.unlock()
+	log := m.log.With("sandbox", f.b.id, "status", f.row.Status)
+	switch f.fate {
+	case fateStay:
+		m.armDeadline(f.b, f.row.Sandbox)
+	case fateAdopt:
+		// A crash between freezing and the row, or thawing and the row.
+		if err := m.freezeAs(ctx, f.b.id, f.row.Status); err != nil {
+			log.Error("adopt sandbox: its workload is not as its row says", "err", err)
+		}
+		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
+		log.Info("adopted sandbox", "init_pid", f.row.InitPID)
+	case fateHalt:
+		log.Info("stopping sandbox left by an earlier daemon")
+		ch := state.Change{Actor: "daemon"}
+		if f.row.Status == sandbox.StatusCreating {
+			ch = startFailed(errors.New("the daemon ended meanwhile"))
+		}
+		_, _ = m.halt(ctx, f.b, f.row.Sandbox, ch) // logs, and tries again by itself
+	case fateEnd:
+		log.Info("ending sandbox left by an earlier daemon", "reason", f.e.reason)
+		_ = m.endLocked(ctx, f.b, f.e) // as well
 	}
-	m.log.Info("ending sandbox left by an earlier daemon", "sandbox", d.b.id, "status", d.row.Status, "reason", d.e.reason)
-	_ = m.endLocked(ctx, d.b, d.e) // logs, and tries again by itself
+}
+
+// lastRecorded is the number PID 1 gave to the last end of a process that
+// is in the event log.
+func (m *Manager) lastRecorded(ctx context.Context, id sandbox.ID) int64 {
+	e, err := m.state.LastEvent(ctx, id, eventProcessExited, "sandbox."+string(sandbox.StatusCreating))
+	if err != nil {
+		if !errors.Is(err, sandbox.ErrNotFound) {
+			m.log.Warn("read the event log: ends of processes may be told twice", "sandbox", id, "err", err)
+		}
+		return 0
+	}
+	seq, err := strconv.ParseInt(e.Data[initSeq], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return seq
+}
+
+// tidyUp does what recovery can do without.
+func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
+	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
+	defer cancel()
+	for what, err := range map[string]error{
+		"remove what no sandbox owns": m.sweep(ctx, rows),
+		"make the host image":         m.refreshHostImage(ctx),
+		"remove unused layers":        m.collectLayers(ctx),
+		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
+	} {
+		if err != nil {
+			m.log.Error("tidy up after the last run: "+what, "err", err)
+		}
+	}
+}
+
+// pruneForever keeps the database from growing without bound.
+func (m *Manager) pruneForever() {
+	for {
+		select {
+		case <-m.life.Done():
+			return
+		case <-time.After(pruneEvery):
+		}
+		if err := m.state.Prune(m.life, m.cfg.KeepEnded, m.cfg.KeepEvents); err != nil && m.life.Err() == nil {
+			m.log.Warn("delete old records", "err", err)
+		}
+	}
 }
 
 // sweep removes kernel objects whose sandbox the database does not know as
 // living: at most what a crash left between a terminal row and now.
-func (m *Manager) sweep(ctx context.Context, known map[sandbox.ID]bool, rows []state.Row) error {
+func (m *Manager) sweep(ctx context.Context, rows []state.Row) error {
 	var errs []error
 	orphans := map[sandbox.ID]bool{}
 	for what, list := range map[string]func() ([]sandbox.ID, error){"cgroup": m.cgroup.List, "shell": m.shells.List, "upper": m.roots.Uppers} {
 		ids, err := list()
 		errs = append(errs, err)
 		for _, id := range ids {
-			if !known[id] {
+			if !slices.ContainsFunc(rows, func(r state.Row) bool { return r.ID == id }) {
 				orphans[id] = true
 				m.log.Warn("removing what no sandbox owns", "what", what, "sandbox", id)
 			}
@@ -148,15 +240,6 @@ func (m *Manager) sweep(ctx context.Context, known map[sandbox.ID]bool, rows []s
 	}
 	for id := range orphans {
 		errs = append(errs, m.cgroup.Kill(ctx, id), m.cgroup.Remove(ctx, id), m.shells.Remove(id), m.roots.Discard(id, -1))
-	}
-	// A stopped sandbox must have no shell: one whose stop was cut off after
-	// the row was written has.
-	cgroups, err := m.cgroup.List()
-	errs = append(errs, err)
-	for _, row := range rows {
-		if row.Status == sandbox.StatusStopped && slices.Contains(cgroups, row.ID) {
-			errs = append(errs, m.cgroup.Kill(ctx, row.ID), m.cgroup.Remove(ctx, row.ID), m.shells.Remove(row.ID))
-		}
 	}
 	return errors.Join(errs...)
 }

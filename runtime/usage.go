@@ -28,7 +28,12 @@ func (m *Manager) Usage(ctx context.Context, ref string) (sandbox.Usage, error) 
 
 func (m *Manager) usage(sb sandbox.Sandbox) sandbox.Usage {
 	b := m.box(sb.ID)
-	if b == nil || (sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused) {
+	if b == nil {
+		return sb.Usage
+	}
+	switch sb.Status {
+	case sandbox.StatusRunning, sandbox.StatusPaused, sandbox.StatusCompleting:
+	default:
 		return sb.Usage
 	}
 	if u := m.readUsage(b, sb); u != nil {
@@ -39,25 +44,30 @@ func (m *Manager) usage(sb sandbox.Sandbox) sandbox.Usage {
 
 // readUsage reads the kernel's counters of a sandbox's present shell and adds
 // those of its earlier ones; nil where there is nothing to read, as after a
-// crash of the host.
+// crash of the host. Once the shell is counted, that is the answer.
 func (m *Manager) readUsage(b *box, row sandbox.Sandbox) *sandbox.Usage {
+	earlier, counted := b.counters()
+	if counted {
+		return &earlier
+	}
 	u, err := m.cgroup.Usage(b.id)
 	if err != nil {
+		if final, counted := b.counters(); counted { // meanwhile
+			return &final
+		}
 		m.log.Debug("read usage", "sandbox", b.id, "err", err)
 		return nil
 	}
-	if rx, tx, dropped, known, err := m.net.Counters(b.id, b.slot); err == nil && known {
+	if rx, tx, dropped, known, err := m.net.Counters(b.id, row.Slot); err == nil && known {
 		u.NetRxBytes, u.NetTxBytes, u.NetDropped = rx, tx, dropped
 	} else if row.Spec.Network.Mode != sandbox.NetworkOff {
 		u.Unknown = append(u.Unknown, "net")
 	}
-	if bytes, inodes, known, err := m.roots.Usage(b.id, b.slot); err == nil && known {
+	if bytes, inodes, known, err := m.roots.Usage(b.id, row.Slot); err == nil && known {
 		u.DiskBytes, u.DiskInodes = bytes, inodes
 	} else {
 		u.Unknown = append(u.Unknown, "disk")
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	u = u.Add(b.earlier)
+	u = u.Add(earlier)
 	return &u
 }

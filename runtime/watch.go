@@ -12,17 +12,15 @@ const (
 	// drainTimeout is how long a sandbox outlives its main process for the
 	// sake of clients that still take output.
 	drainTimeout = 10 * time.Second
-	// reconnect is how long the daemon waits before it asks a PID 1 again
-	// that broke the event stream off.
-	reconnect = 200 * time.Millisecond
 	// oomWindow is how close to a counted OOM kill a SIGKILL must come to be
 	// called one.
 	oomWindow = 5 * time.Second
 )
 
 // watch starts everything that looks after a running sandbox: PID 1's end,
-// its processes, its deadline and its idle clock.
-func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell) {
+// its processes, its deadline and its idle clock. Ends of processes up to
+// number recorded are in the event log already.
+func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, recorded int64) {
 	ctx, cancel := context.WithCancel(m.life)
 	b.mu.Lock()
 	b.unwatch = cancel
@@ -33,11 +31,12 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell) {
 		c.paused = row.Status == sandbox.StatusPaused
 		c.live = 0
 		c.expired = func() {
-			m.endSoon(b, ending{reason: sandbox.ReasonIdle, detail: "no process ran and nobody called for the idle timeout", actor: "daemon"})
+			m.endSoon(b, ending{reason: sandbox.ReasonIdle, detail: "no process ran and nobody called for the idle timeout", actor: "daemon", shell: shell})
 		}
 	})
 	m.spawn(func() { m.watchShell(ctx, b, shell) })
-	m.spawn(func() { m.watchProcesses(ctx, b) })
+	f := &follower{m: m, b: b, shell: shell, recorded: recorded, reading: newBucket(readRate, readBurst), recording: newBucket(recordRate, recordBurst)}
+	m.spawn(func() { f.run(ctx) })
 }
 
 // armDeadline starts the timer of the sandbox's lifetime.
@@ -67,53 +66,7 @@ func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 	expected := b.expected
 	b.mu.Unlock()
 	if !expected {
-		m.endSoon(b, ending{reason: sandbox.ReasonCrashed, detail: "PID 1 ended on its own", actor: "daemon"})
-	}
-}
-
-// watchProcesses follows PID 1's process events for the idle clock, the
-// event log and the main process. A stream that breaks is opened again where
-// it stopped.
-func (m *Manager) watchProcesses(ctx context.Context, b *box) {
-	var seq int64
-	for ctx.Err() == nil {
-		stream, err := b.guest.Events(ctx, seq)
-		if err == nil {
-			seq, err = m.follow(ctx, b, stream, seq)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		m.log.Debug("process events broke off", "sandbox", b.id, "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(reconnect):
-		}
-	}
-}
-
-// follow reads one event stream to its end and returns the last sequence
-// number seen.
-func (m *Manager) follow(ctx context.Context, b *box, stream ProcessEvents, seq int64) (int64, error) {
-	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
-	defer stop()
-	defer stream.Close()
-	for {
-		e, err := stream.Next()
-		if err != nil {
-			return seq, err
-		}
-		seq = e.Seq
-		b.note(func(c *idleClock) { c.live = max(0, e.Live) })
-		if e.Type != processExited || e.Process.Exit == nil {
-			continue
-		}
-		p := e.Process
-		m.judge(b, p.Exit)
-		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: "process.exited", Actor: "daemon", Data: exitData(p)})
-		if p.Main {
-			m.spawn(func() { m.endWithMain(ctx, b, p) })
-		}
+		m.endSoon(b, ending{reason: sandbox.ReasonCrashed, detail: "PID 1 ended on its own", actor: "daemon", shell: shell})
 	}
 }
 
@@ -123,44 +76,6 @@ func (m *Manager) record(ctx context.Context, e sandbox.Event) {
 	if _, err := m.state.AppendEvent(ctx, e); err != nil && ctx.Err() == nil {
 		m.log.Warn("write event", "type", e.Type, "sandbox", e.Sandbox, "err", err)
 	}
-}
-
-func exitData(p sandbox.Process) map[string]string {
-	d := map[string]string{"process": string(p.ID), "command": clip(p.Argv[0], 200)}
-	d["exit_code"] = itoa(p.Exit.Code)
-	if p.Exit.Signal != "" {
-		d["signal"] = p.Exit.Signal
-	}
-	if p.Exit.OOM {
-		d["oom"] = "true"
-	}
-	if p.Exit.TimedOut {
-		d["timed_out"] = "true"
-	}
-	return d
-}
-
-// endWithMain ends the sandbox after its main process, once clients have
-// taken what it wrote.
-func (m *Manager) endWithMain(ctx context.Context, b *box, p sandbox.Process) {
-	b.mu.Lock()
-	if b.main.id != p.ID {
-		b.main = mainProcess{id: p.ID} // an earlier daemon started it
-	}
-	drained := make(chan struct{})
-	if b.main.readers == 0 {
-		close(drained)
-	} else {
-		b.main.drained = drained
-	}
-	b.mu.Unlock()
-	select {
-	case <-drained:
-	case <-time.After(drainTimeout):
-	case <-ctx.Done():
-		return
-	}
-	m.endSoon(b, mainEnding(*p.Exit))
 }
 
 // mainEnding is how a sandbox ends whose main process ended so.
@@ -179,14 +94,14 @@ func mainEnding(x sandbox.ExitStatus) ending {
 // that saw its end may ask for removal before the daemon heard of it.
 func (m *Manager) mainEnded(ctx context.Context, b *box) (ending, bool) {
 	b.mu.Lock()
-	id := b.main.id
+	main := b.main
 	b.mu.Unlock()
-	if id == "" {
+	if main == nil {
 		return ending{}, false
 	}
 	ctx, cancel := context.WithTimeout(ctx, tailTimeout)
 	defer cancel()
-	p, err := b.guest.Process(ctx, id)
+	p, err := b.guest.Process(ctx, main.id)
 	if err != nil || p.Exit == nil {
 		return ending{}, false
 	}
@@ -220,20 +135,19 @@ type attached struct {
 	sandbox.ProcessIO
 	m     *Manager
 	b     *box
+	main  *mainProcess // nil of any other process
 	leave func()
 }
 
 func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
-	proc := p.Process()
-	if proc.Main {
+	a := &attached{ProcessIO: p, m: m, b: b, leave: leave}
+	if proc := p.Process(); proc.Main {
 		b.mu.Lock()
-		if b.main.id != proc.ID {
-			b.main = mainProcess{id: proc.ID}
-		}
-		b.main.readers++
+		a.main = b.mainOf(proc.ID)
+		a.main.readers++
 		b.mu.Unlock()
 	}
-	return &attached{ProcessIO: p, m: m, b: b, leave: leave}
+	return a
 }
 
 // Exit tells how the process ended, with the cause only the host knows.
@@ -252,13 +166,12 @@ func (a *attached) Close() error {
 	}
 	a.leave()
 	a.leave = nil
-	proc := a.Process()
-	if proc.Main {
+	if a.main != nil {
 		a.b.mu.Lock()
-		a.b.main.readers--
-		if a.b.main.readers == 0 && a.b.main.drained != nil {
-			close(a.b.main.drained)
-			a.b.main.drained = nil
+		a.main.readers--
+		if a.main.readers == 0 && a.main.drained != nil {
+			close(a.main.drained)
+			a.main.drained = nil
 		}
 		a.b.mu.Unlock()
 	}

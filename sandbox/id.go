@@ -57,7 +57,7 @@ func isBase32Lower(s string) bool {
 }
 
 // ProcessID names one process of one sandbox: "p" and a decimal number that
-// counts up from 1 and is never used again within the life of the shell.
+// counts up from 1 and is not used again after a stop and start.
 type ProcessID string
 
 // nameForm reports whether s has the form of a name. Written by hand: a

@@ -188,3 +188,45 @@ func TestBrokenIsFound(t *testing.T) {
 		}
 	}
 }
+
+// TestLastEventAndProcess: what a new daemon asks of the one before it.
+func TestLastEventAndProcess(t *testing.T) {
+	d := open(t)
+	sb, other := create(t, d, "a"), create(t, d, "b")
+	last := func() string {
+		e, err := d.LastEvent(t.Context(), sb.ID, "process.exited", "sandbox.creating")
+		if sandbox.CodeOf(err) == "event_not_found" {
+			return ""
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Data["n"]
+	}
+	for _, step := range []struct {
+		id   sandbox.ID
+		kind string
+		n    string
+		want string
+	}{
+		{other.ID, "process.exited", "0", ""}, {sb.ID, "process.exited", "1", "1"}, {sb.ID, "process.exited", "2", "2"},
+		{sb.ID, "sandbox.running", "", "2"}, {sb.ID, "sandbox.creating", "", ""}, {sb.ID, "process.exited", "3", "3"},
+	} {
+		if _, err := d.AppendEvent(t.Context(), sandbox.Event{Sandbox: step.id, Type: step.kind, Data: map[string]string{"n": step.n}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := last(); got != step.want {
+			t.Errorf("after %s %s: %q, want %q", step.kind, step.n, got, step.want)
+		}
+	}
+	for _, id := range []sandbox.ProcessID{"p9", "p12", "p3"} {
+		if err := d.PutProcess(t.Context(), sb.ID, sandbox.Process{ID: id}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, want := range map[sandbox.ID]int64{sb.ID: 12, other.ID: 0} {
+		if got, err := d.LastProcess(t.Context(), id); err != nil || got != want {
+			t.Errorf("last process %d, %v; want %d", got, err, want)
+		}
+	}
+}

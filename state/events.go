@@ -2,7 +2,9 @@ package state
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,6 +17,12 @@ const (
 	sqlEventsOf    = `SELECT seq, time, sandbox, type, actor, data FROM events
 		WHERE sandbox = ? AND sandbox <> '' AND seq > ? ORDER BY seq LIMIT ?`
 )
+
+// sqlLastEvent has a clause that keeps the partial index in use.
+const sqlLastEvent = `SELECT seq, time, sandbox, type, actor, data FROM events
+	WHERE sandbox = ?1 AND sandbox <> '' AND type = ?2 AND seq > (
+		SELECT coalesce(max(seq), 0) FROM events WHERE sandbox = ?1 AND sandbox <> '' AND type = ?3)
+	ORDER BY seq DESC LIMIT 1`
 
 // Bounds of one reading of events.
 const (
@@ -58,6 +66,16 @@ func (d *DB) Events(ctx context.Context, afterSeq int64, id sandbox.ID, limit in
 		return collect(ctx, d.reads[sqlEvents], scanEvent, afterSeq, limit)
 	}
 	return collect(ctx, d.reads[sqlEventsOf], scanEvent, string(id), afterSeq, limit)
+}
+
+// LastEvent returns the newest event of a type that is newer than the newest
+// of type since, if there is one of that. ErrNotFound.
+func (d *DB) LastEvent(ctx context.Context, id sandbox.ID, kind, since string) (sandbox.Event, error) {
+	e, err := scanEvent(d.reads[sqlLastEvent].QueryRowContext(ctx, string(id), kind, since))
+	if errors.Is(err, sql.ErrNoRows) {
+		return e, sandbox.Errorf(sandbox.ErrNotFound, "event_not_found", "no event %s of sandbox %s", kind, id)
+	}
+	return e, translate(err)
 }
 
 func scanEvent(s scanner) (sandbox.Event, error) {

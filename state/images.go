@@ -25,7 +25,8 @@ const (
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
 		ON CONFLICT (sandbox, number) DO UPDATE SET process = ?3, tail = coalesce(?4, tail)`
-	sqlProcesses = `SELECT process, tail FROM processes WHERE sandbox = ? ORDER BY number`
+	sqlLastProcess = `SELECT coalesce(max(number), 0) FROM processes WHERE sandbox = ?`
+	sqlProcesses   = `SELECT process, tail FROM processes WHERE sandbox = ? ORDER BY number`
 )
 
 // PutImage adds an image or replaces the one of its name.
@@ -165,6 +166,13 @@ func (d *DB) Processes(ctx context.Context, id sandbox.ID) ([]ProcessRecord, err
 	return collect(ctx, d.reads[sqlProcesses], scanProcess, string(id))
 }
 
+// LastProcess returns the highest process number kept of a sandbox, 0 where
+// there is none.
+func (d *DB) LastProcess(ctx context.Context, id sandbox.ID) (number int64, err error) {
+	err = d.reads[sqlLastProcess].QueryRowContext(ctx, string(id)).Scan(&number)
+	return number, translate(err)
+}
+
 func scanProcess(s scanner) (r ProcessRecord, err error) {
 	var data []byte
 	if err := s.Scan(&data, &r.Tail); err != nil {
@@ -187,6 +195,6 @@ func writeStatements() []string {
 // readStatements lists what the readers have prepared.
 func readStatements() []string {
 	return []string{
-		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlImageOf, sqlLayers, sqlProcesses,
+		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent, sqlLastProcess,
 	}
 }

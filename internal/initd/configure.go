@@ -207,6 +207,7 @@ func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured
 	}
 	s.procs.mu.Lock()
 	s.procs.keep = min(keep, 4096)
+	s.procs.next = max(s.procs.next, a.LastProcess)
 	s.procs.mu.Unlock()
 	done.Workers = time.Since(began)
 	return nil

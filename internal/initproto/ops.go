@@ -65,6 +65,7 @@ type Configure struct {
 	Hosts        string               `json:"hosts,omitempty"`
 	ResolvConf   string               `json:"resolv_conf,omitempty"`
 	KeepEnded    int                  `json:"keep_ended,omitempty"`
+	LastProcess  int64                `json:"last_process,omitempty"` // process numbers go on after it
 	Work         bool                 `json:"work,omitempty"`
 	Root         bool                 `json:"root,omitempty"`
 	Extra        []string             `json:"extra,omitempty"` // where the extra mounts go

@@ -44,6 +44,7 @@ type Config struct {
 	Hosts        string               // /etc/hosts; empty means made of Hostname and Address
 	ResolvConf   string               // /etc/resolv.conf; empty leaves the image's
 	KeepEnded    int                  // ended processes kept; 0 means 64
+	LastProcess  int64                // process numbers go on after it
 
 	// Work is the directory of the cgroup workloads go to, opened for
 	// reading (not O_PATH). Nil keeps the one given before.
@@ -75,7 +76,7 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 	a := initproto.Configure{
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
-		ResolvConf: cfg.ResolvConf, KeepEnded: cfg.KeepEnded, Work: cfg.Work != nil, Root: cfg.Root != nil,
+		ResolvConf: cfg.ResolvConf, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot
@@ -202,14 +203,5 @@ func (s *EventStream) Next() (Event, error) {
 
 // Close ends the stream; repeating it is safe.
 func (s *EventStream) Close() error { return s.c.Close() }
-
-// WithOOM marks an exit as an out-of-memory kill. PID 1 cannot know: the
-// counters are the host's, so the caller compares memory.events of the work
-// cgroup before and after and passes the verdict. Only a SIGKILL that was no
-// timeout can have been one.
-func WithOOM(e sandbox.ExitStatus, killed bool) sandbox.ExitStatus {
-	e.OOM = killed && e.Signal == "SIGKILL" && !e.TimedOut
-	return e
-}
 
 const shortOp = 10 * time.Second // bound of a side call made without a caller's context

@@ -212,7 +212,11 @@ func (l *Launcher) open(id sandbox.ID, pid int, startTime uint64) (*Shell, error
 // status where PID 1 is a child of this process, so that no zombie is left.
 func (s *Shell) Wait(ctx context.Context) error {
 	// A descriptor of its own, so that one wait's cancellation is not another's.
-	dup, err := unix.FcntlInt(s.PIDFD.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	var dup int
+	err := s.withPIDFD(func(fd int) (err error) {
+		dup, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("wait for PID 1 of %s: %w", s.ID, err)
 	}
@@ -244,9 +248,21 @@ func (s *Shell) Wait(ctx context.Context) error {
 	})
 }
 
+// withPIDFD runs f with the descriptor of PID 1 as a number, which cannot come
+// to mean another file meanwhile: Close may be called at any time.
+func (s *Shell) withPIDFD(f func(fd int) error) error {
+	raw, err := s.PIDFD.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	err = raw.Control(func(fd uintptr) { ferr = f(int(fd)) })
+	return errors.Join(err, ferr)
+}
+
 // Kill ends PID 1, and with it every process of its pid namespace.
 func (s *Shell) Kill() error {
-	err := unix.PidfdSendSignal(int(s.PIDFD.Fd()), unix.SIGKILL, nil, 0)
+	err := s.withPIDFD(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) })
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill PID 1 of %s: %w", s.ID, err)
 	}

@@ -1,0 +1,503 @@
+package runtime
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"io"
+	"maps"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// sqlDo changes the database behind the manager's back.
+func sqlDo(t *testing.T, dir, query string) {
+	t.Helper()
+	db, err := sql.Open("sqlite3", filepath.Join(dir, "sandboxd.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), query); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (k *kernel) isFrozen(id sandbox.ID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.frozen[id]
+}
+
+func (h *house) get(t *testing.T, id sandbox.ID) sandbox.Sandbox {
+	t.Helper()
+	sb, err := h.Inspect(t.Context(), string(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
+// TestCrashBetweenFreezeAndRow: after a restart the workload does what the
+// row says, whichever of the two the crash forgot.
+func TestCrashBetweenFreezeAndRow(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	running, paused := create(t, h, sandbox.Spec{}), create(t, h, sandbox.Spec{})
+	if _, err := h.Pause(t.Context(), string(paused.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	h.crash()
+	k.mu.Lock()
+	k.frozen = map[sandbox.ID]bool{running.ID: true} // frozen, not yet paused; thawed, not yet running
+	k.mu.Unlock()
+	open(t, k, dir)
+	if k.isFrozen(running.ID) {
+		t.Error("a running sandbox is left frozen")
+	}
+	if !k.isFrozen(paused.ID) {
+		t.Error("a paused sandbox runs")
+	}
+}
+
+// TestRefusedRow: where the database takes no row, the kernel goes back to
+// what the row still says, and an end is tried until it is written.
+func TestRefusedRow(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	h.retry = time.Millisecond
+	sb := create(t, h, sandbox.Spec{})
+	refuse := func(status string) {
+		sqlDo(t, dir, `CREATE TRIGGER refuse BEFORE UPDATE ON sandboxes WHEN new.status = '`+status+`' AND old.status <> new.status
+			BEGIN SELECT RAISE(ABORT, 'injected'); END`)
+	}
+	refuse("paused")
+	if _, err := h.Pause(t.Context(), string(sb.ID), ""); err == nil || k.isFrozen(sb.ID) {
+		t.Errorf("pause without a row: %v, frozen %v", err, k.isFrozen(sb.ID))
+	}
+	sqlDo(t, dir, `DROP TRIGGER refuse`)
+	if _, err := h.Pause(t.Context(), string(sb.ID), ""); err != nil || !k.isFrozen(sb.ID) {
+		t.Fatalf("pause: %v", err)
+	}
+	refuse("running")
+	if _, err := h.Resume(t.Context(), string(sb.ID), ""); err == nil || !k.isFrozen(sb.ID) {
+		t.Errorf("resume without a row: %v, frozen %v", err, k.isFrozen(sb.ID))
+	}
+	sqlDo(t, dir, `DROP TRIGGER refuse`)
+	refuse("completing")
+	if _, err := h.Remove(t.Context(), string(sb.ID), ""); !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Errorf("remove without a row: %v", err)
+	}
+	sqlDo(t, dir, `DROP TRIGGER refuse`)
+	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() }); got.Reason != sandbox.ReasonCancelled {
+		t.Errorf("ended %s", got.Reason)
+	}
+	h.agree(t)
+}
+
+// haltSteps are the steps of a stop that can fail or be cut off.
+var haltSteps = []string{"cgroup.kill", "net.detach", "cgroup.remove", "shell.remove", "rootfs.clean"}
+
+// TestCrashInStop: a stop that was begun ends in stopped, with files and
+// counters, wherever it was cut off.
+func TestCrashInStop(t *testing.T) {
+	for _, step := range haltSteps {
+		for _, crash := range []bool{true, false} {
+			t.Run(step+map[bool]string{true: "/crash", false: "/retry"}[crash], func(t *testing.T) {
+				k, dir := newKernel(t), t.TempDir()
+				h := open(t, k, dir)
+				h.retry = time.Millisecond
+				sb := create(t, h, sandbox.Spec{TTLSeconds: 3600})
+				k.setFail(step, true)
+				if _, err := h.Stop(t.Context(), string(sb.ID), ""); !errors.Is(err, sandbox.ErrUnavailable) {
+					t.Fatalf("stop with %s failing: %v", step, err)
+				}
+				if crash {
+					h.crash()
+					k.setFail(step, false)
+					h = open(t, k, dir)
+				}
+				k.setFail(step, false)
+				got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped || s.Status.Terminal() })
+				if got.Status != sandbox.StatusStopped || got.Usage.CPUSeconds != 1 {
+					t.Fatalf("%s %s with %v cpu seconds, want stopped with 1", got.Status, got.Reason, got.Usage.CPUSeconds)
+				}
+				h.agree(t)
+				if !h.box(sb.ID).hasDeadline(t) {
+					t.Error("its lifetime is no longer watched")
+				}
+				if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+					t.Fatal(err)
+				}
+				if got := h.get(t, sb.ID); got.Usage.CPUSeconds != 2 {
+					t.Errorf("running again: %v cpu seconds, want 2", got.Usage.CPUSeconds)
+				}
+				h.agree(t)
+			})
+		}
+	}
+}
+
+// hasDeadline waits for changes under way.
+func (b *box) hasDeadline(t *testing.T) bool {
+	t.Helper()
+	if err := b.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer b.unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ttl != nil
+}
+
+// TestHostRestartInStop: files that may lack what was never written to disk
+// are not taken for those of a stopped sandbox.
+func TestHostRestartInStop(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	k.setFail("rootfs.clean", true)
+	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err == nil {
+		t.Fatal("stopped")
+	}
+	h.crash()
+	k.setFail("rootfs.clean", false)
+	sqlDo(t, dir, `UPDATE sandboxes SET boot_id = 'another'`)
+	h = open(t, k, dir)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusFailed || got.Reason != sandbox.ReasonHostRestart {
+		t.Errorf("%s %s, want failed, host_restart", got.Status, got.Reason)
+	}
+	h.agree(t)
+}
+
+// TestCountersOverTeardown: they never go back and never count twice, seen
+// at any step of a teardown that is cut off there.
+func TestCountersOverTeardown(t *testing.T) {
+	for _, step := range releaseSteps {
+		t.Run(step, func(t *testing.T) {
+			k, dir := newKernel(t), t.TempDir()
+			h := open(t, k, dir)
+			sb := create(t, h, sandbox.Spec{})
+			if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+				t.Fatal(err)
+			}
+			want := func(when string) {
+				t.Helper()
+				if got := h.get(t, sb.ID).Usage.CPUSeconds; got != 2 {
+					t.Errorf("%s: %v cpu seconds, want 2", when, got)
+				}
+			}
+			want("running")
+			k.setFail(step, true)
+			if _, err := h.Remove(t.Context(), string(sb.ID), ""); err == nil {
+				t.Fatal("removed")
+			}
+			want("while it cannot be removed")
+			h.crash()
+			h = open(t, k, dir)
+			want("after a restart that cannot remove it either")
+			h.crash()
+			k.setFail(step, false)
+			h = open(t, k, dir)
+			want("at the end")
+			h.agree(t)
+		})
+	}
+}
+
+// TestFailedStartIsUndoneLater: a start whose undoing fails as well ends in
+// stopped in the end.
+func TestFailedStartIsUndoneLater(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	h.retry = time.Millisecond
+	sb := create(t, h, sandbox.Spec{TTLSeconds: 3600})
+	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	h.k.setFail("guest.configure", true)
+	h.k.setFail("net.detach", true)
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); !errors.Is(err, errInjected) {
+		t.Fatalf("start: %v", err)
+	}
+	h.k.setFail("net.detach", false)
+	got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
+	if !h.box(sb.ID).hasDeadline(t) {
+		t.Error("its lifetime is no longer watched")
+	}
+	h.agree(t)
+	h.k.setFail("guest.configure", false)
+	if got, err := h.Start(t.Context(), string(sb.ID), ""); err != nil || got.Detail != "" {
+		t.Errorf("started with detail %q, %v", got.Detail, err)
+	}
+	if got.Detail == "" {
+		t.Error("the record did not tell why the start failed")
+	}
+}
+
+// TestEndOfAnEarlierShell: what a shell's end means is over with a stop. A
+// stop makes processes end, the main one too; that is no end of the sandbox.
+func TestEndOfAnEarlierShell(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	b := h.box(sb.ID)
+	old := b.present()
+	late := mainEnding(sandbox.ExitStatus{Code: 1})
+	late.shell = old
+	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.end(t.Context(), b, late); err != nil || h.get(t, sb.ID).Status != sandbox.StatusStopped {
+		t.Errorf("an end told after the stop: %v, %s", err, h.get(t, sb.ID).Status)
+	}
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.end(t.Context(), b, late); err != nil || h.get(t, sb.ID).Status != sandbox.StatusRunning {
+		t.Errorf("an end told after the next start: %v, %s", err, h.get(t, sb.ID).Status)
+	}
+	late.shell = b.present() // positive control
+	if err := h.end(t.Context(), b, late); err != nil || h.get(t, sb.ID).Reason != sandbox.ReasonExited {
+		t.Errorf("the present shell's end: %v, %+v", err, h.get(t, sb.ID))
+	}
+}
+
+// TestMainProcessOfAnEarlierShell: the next shell's processes are others.
+func TestMainProcessOfAnEarlierShell(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	if _, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"x"}, Main: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	h.k.mu.Lock()
+	h.k.procs[sb.ID] = []sandbox.Process{{ID: "p1", Argv: []string{"other"}, Exit: &sandbox.ExitStatus{Code: 7}}}
+	h.k.mu.Unlock()
+	got, err := h.Remove(t.Context(), string(sb.ID), "uid:0")
+	if err != nil || got.Reason != sandbox.ReasonCancelled || got.ExitCode != nil {
+		t.Errorf("removed: %s %v, %v; want cancelled", got.Reason, got.ExitCode, err)
+	}
+}
+
+// TestProcessNumbersGoOn: kept records of the shells before stay what they are.
+func TestProcessNumbersGoOn(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	h.k.mu.Lock()
+	h.k.procs[sb.ID] = []sandbox.Process{{ID: "p41", Argv: []string{"x"}, Exit: &sandbox.ExitStatus{}}}
+	h.k.mu.Unlock()
+	if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	h.k.mu.Lock()
+	defer h.k.mu.Unlock()
+	if got := h.k.configured[sb.ID].LastProcess; got != 41 {
+		t.Errorf("the next shell counts on from %d, want 41", got)
+	}
+}
+
+// eventsOf counts the events of a type.
+func (h *house) eventsOf(t *testing.T, kind string) (n int) {
+	t.Helper()
+	for after := int64(0); ; {
+		page, err := h.Events(t.Context(), after, "", 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			return n
+		}
+		for _, e := range page {
+			after = e.Seq
+			if e.Type == kind {
+				n++
+			}
+		}
+	}
+}
+
+// TestEventsToldAgain: PID 1 tells the next daemon everything it still
+// knows; the log takes each end once, and the main process's still counts.
+func TestEventsToldAgain(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	ended := func(seq int64, id sandbox.ProcessID, main bool) guest.Event {
+		return guest.Event{Seq: seq, Type: processExited, Live: 1, Process: sandbox.Process{
+			ID: id, Argv: []string{"x"}, Main: main, Exit: &sandbox.ExitStatus{At: time.Now()},
+		}}
+	}
+	first := []guest.Event{ended(2, "p1", false), ended(4, "p2", false)}
+	for _, e := range first {
+		k.eventsOf(sb.ID) <- e
+	}
+	recorded := func(n int) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); h.eventsOf(t, "process.exited") < n; {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d ends in the log, want %d", h.eventsOf(t, "process.exited"), n)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	recorded(2)
+	h.crash()
+	h = open(t, k, dir)
+	for _, e := range append(first, ended(6, "p3", false)) {
+		k.eventsOf(sb.ID) <- e
+	}
+	recorded(3)
+	k.eventsOf(sb.ID) <- ended(7, "p4", true)
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() })
+	if n := h.eventsOf(t, "process.exited"); n != 4 {
+		t.Errorf("%d ends in the log, want 4", n)
+	}
+}
+
+// TestHostilePID1 floods the daemon with events that make no sense: it goes
+// on, its log grows by a bounded number, and so does its work.
+func TestHostilePID1(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb, other := create(t, h, sandbox.Spec{}), create(t, h, sandbox.Spec{})
+	ch := h.k.eventsOf(sb.ID)
+	const flood = 5 * recordBurst
+	go func() {
+		for i := range int64(flood) {
+			select {
+			case ch <- guest.Event{Seq: i % 1000, Type: processExited, Process: sandbox.Process{Exit: &sandbox.ExitStatus{}, Main: i > flood/2}}:
+			case <-t.Context().Done(): // nobody listens after the end
+				return
+			}
+		}
+	}()
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() })
+	if n := h.eventsOf(t, "process.exited"); n > 2*recordBurst {
+		t.Errorf("%d of %d events went to the log", n, flood)
+	}
+	if got := h.get(t, other.ID); got.Status != sandbox.StatusRunning {
+		t.Errorf("the neighbour is %s", got.Status)
+	}
+	h.agree(t)
+}
+
+// TestSlowImport: a client that sends an archive forever holds up nobody.
+func TestSlowImport(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	r, w := io.Pipe()
+	imported := make(chan error, 1)
+	go func() {
+		_, err := h.ImportImage(context.WithoutCancel(t.Context()), "slow", r)
+		imported <- err
+	}()
+	if _, err := io.WriteString(w, "slow"); err != nil { // taken: the import is under way
+		t.Fatal(err)
+	}
+	if _, err := h.ImportImage(t.Context(), "quick", strings.NewReader("quick")); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemoveImage(t.Context(), "quick"); err != nil { // its layer is to be collected
+		t.Fatal(err)
+	}
+	made := make(chan error, 1)
+	go func() {
+		_, err := h.Create(context.WithoutCancel(t.Context()), sandbox.CreateRequest{})
+		made <- err
+	}()
+	select {
+	case err := <-made:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a create waits for another client's upload")
+	}
+	w.Close()
+	if err := <-imported; err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; { // collected once the upload is over
+		h.k.mu.Lock()
+		left := maps.Clone(h.k.layers)
+		h.k.mu.Unlock()
+		if len(left) == 1 && left["slow"] {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("layers left: %v", left)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestRecoveryGoesOn: what cannot be mended now keeps no daemon from serving.
+func TestRecoveryGoesOn(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	sb := func() sandbox.Sandbox {
+		h := open(t, k, dir)
+		defer h.crash()
+		return create(t, h, sandbox.Spec{})
+	}()
+	orphan := sandbox.NewID()
+	k.cgroups[orphan] = true
+	for _, step := range []string{"cgroup.remove", "rootfs.hostimage", "rootfs.layer"} {
+		k.setFail(step, true)
+	}
+	k.layers["unused"] = true
+	h := open(t, k, dir) // fails the test where it fails
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning {
+		t.Errorf("the sandbox is %s", got.Status)
+	}
+	create(t, h, sandbox.Spec{}) // of the host image as it was
+}
+
+// TestMutePID1IsAdopted: one that does not answer in time may be slow; its
+// files are not thrown away for that.
+func TestMutePID1IsAdopted(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	h.crash()
+	k.setMute(true)
+	h = open(t, k, dir)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning {
+		t.Errorf("%s %s, want running", got.Status, got.Reason)
+	}
+	if got, err := h.Remove(t.Context(), string(sb.ID), ""); err != nil || !got.Status.Terminal() {
+		t.Errorf("removed: %s, %v", got.Status, err)
+	}
+	h.agree(t)
+}
+
+// TestNewerProtocolKeepsTheFiles: a PID 1 this build cannot talk to is
+// stopped, and can be started with the new one.
+func TestNewerProtocolKeepsTheFiles(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	h.crash()
+	k.setFail("guest.version", true)
+	h = open(t, k, dir)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusStopped {
+		t.Fatalf("%s %s, want stopped", got.Status, got.Reason)
+	}
+	h.agree(t)
+	k.setFail("guest.version", false)
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+		t.Error(err)
+	}
+}
