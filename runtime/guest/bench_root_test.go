@@ -34,7 +34,7 @@ func BenchmarkExec(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.Next(); err != io.EOF {
+		if _, err := s.Next(); !errors.Is(err, io.EOF) {
 			b.Fatal(err)
 		}
 		took = append(took, time.Since(began))

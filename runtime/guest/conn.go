@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,11 +20,33 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+const (
+	// replyTimeout is how long PID 1 may take to answer where no stream is
+	// asked for. A listing of 100,000 files on a busy host takes seconds.
+	replyTimeout = 30 * time.Second
+	// removeTimeout is the same for the removal of a tree of any size.
+	removeTimeout = 10 * time.Minute
+)
+
+// patience is how long an operation's reply is waited for.
+func (g *Guest) patience(op string) time.Duration {
+	switch {
+	case g.hurry > 0:
+		return g.hurry
+	case op == initproto.OpRemove:
+		return removeTimeout
+	}
+	return replyTimeout
+}
+
 // maxSunPath is the longest socket path the kernel takes (unix(7)).
 const maxSunPath = 107
 
 // Guest is one sandbox's PID 1. It is safe for concurrent use.
-type Guest struct{ path string }
+type Guest struct {
+	path  string
+	hurry time.Duration // for tests: in place of patience
+}
 
 // New returns the guest whose PID 1 listens on socketPath, which may be of
 // any length.
@@ -75,10 +98,14 @@ func (g *Guest) dial(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
+func late(err error) error {
+	return sandbox.Errorf(sandbox.ErrDeadline, "deadline", "the sandbox's init did not answer in time; 'sandbox stop' ends it and keeps the files: %w", err)
+}
+
 func ctxError(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return sandbox.Errorf(sandbox.ErrDeadline, "deadline", "the sandbox's init did not answer in time: %w", err)
+		return late(err)
 	}
 	return fmt.Errorf("talking to the sandbox's init: %w", err)
 }
@@ -99,18 +126,23 @@ func (c *conn) fail(err error) error {
 	if c.ctx.Err() != nil {
 		return ctxError(c.ctx)
 	}
-	if sandbox.ClassOf(err) != nil {
+	switch {
+	case sandbox.ClassOf(err) != nil:
 		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return late(err)
 	}
 	return broken(err)
 }
 
-// call opens a connection, sends a request and decodes the first reply.
+// call opens a connection, sends a request and decodes the first reply. What
+// follows on the connection has the rest of the operation's time.
 func (g *Guest) call(ctx context.Context, op string, args, reply any, files ...*os.File) (*conn, error) {
 	c, err := g.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
+	c.within(g.patience(op))
 	if err := c.request(op, args, files); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -120,6 +152,24 @@ func (g *Guest) call(ctx context.Context, op string, args, reply any, files ...*
 		return nil, err
 	}
 	return c, nil
+}
+
+// open is call for streams: what follows the reply takes as long as it likes.
+func (g *Guest) open(ctx context.Context, op string, args, reply any) (*conn, error) {
+	c, err := g.call(ctx, op, args, reply)
+	if err == nil {
+		c.within(0)
+	}
+	return c, err
+}
+
+// within bounds reading and writing from now on; 0 lifts the bound.
+func (c *conn) within(d time.Duration) {
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	_ = c.SetDeadline(at) // fails on a closed connection, as what follows will
 }
 
 // do is call for operations that end with their reply.
@@ -207,11 +257,15 @@ func decode(b []byte, v any) error {
 	return nil
 }
 
+// maxListBytes bounds a listing besides the number of its entries.
+const maxListBytes = 64 << 20
+
 // items reads Item frames up to End, at most most of them.
 func items[T any](c *conn, most int) ([]T, error) {
 	defer c.Close()
 	var out []T
 	var buf []byte
+	total := 0
 	for {
 		fr, err := c.next(buf)
 		if err != nil {
@@ -224,8 +278,8 @@ func items[T any](c *conn, most int) ([]T, error) {
 		default:
 			return nil, unexpected(fr.Type)
 		}
-		if len(out) >= most {
-			return nil, sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d entries: ask for less at once", most)
+		if total += len(fr.Payload); len(out) >= most || total > maxListBytes {
+			return nil, sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d entries or %d bytes: ask for less at once", most, maxListBytes)
 		}
 		var v T
 		if err := decode(fr.Payload, &v); err != nil {

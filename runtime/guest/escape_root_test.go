@@ -36,8 +36,10 @@ func TestWorkloadCannotReachInit(t *testing.T) {
 		{"device", "mknod /tmp/sda b 8 0", "mkfifo /tmp/fifo"},
 		{"sysctl", "echo 1 > /proc/sys/user/max_user_namespaces", "cat /proc/sys/user/max_user_namespaces"},
 		{"raw socket", "python3 -c 'import socket; socket.socket(2,3,1)'", "python3 -c 'import socket; socket.socket(2,1)'"},
-		{"signal forged by queue", "python3 -c 'import ctypes; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(11,0,-1); import sys; sys.exit(l.syscall(129,1,11,b)!=0)'",
-			"python3 -c 'import ctypes,os; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(0,0,-1); import sys; sys.exit(l.syscall(129,os.getpid(),0,b)!=0)'"},
+		{
+			"signal forged by queue", "python3 -c 'import ctypes; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(11,0,-1); import sys; sys.exit(l.syscall(129,1,11,b)!=0)'",
+			"python3 -c 'import ctypes,os; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(0,0,-1); import sys; sys.exit(l.syscall(129,os.getpid(),0,b)!=0)'",
+		},
 	} {
 		r, err := b.run(argv("sh", "-c", a.forbidden))
 		if err != nil || r.exit.Code == 0 {
@@ -88,7 +90,7 @@ func TestManyConnectionsAreBounded(t *testing.T) {
 	if got := b.sh("echo fine"); got != "fine" {
 		t.Error(got)
 	}
-	if _, err := b.Start(ctx(t), sandbox.ProcessSpec{Argv: []string{strings.Repeat("x", 600<<10)}}); sandbox.ClassOf(err) != sandbox.ErrInvalid {
+	if _, err := b.Start(ctx(t), sandbox.ProcessSpec{Argv: []string{strings.Repeat("x", 600<<10)}}); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 		t.Errorf("huge argv: %v", err)
 	}
 }

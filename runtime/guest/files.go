@@ -55,7 +55,7 @@ func (g *Guest) Chmod(ctx context.Context, user, path string, mode uint32) error
 // Read streams a regular file; the reader fails where the stream breaks off.
 func (g *Guest) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
 	var info sandbox.FileInfo
-	c, err := g.call(ctx, initproto.OpRead, initproto.File{User: user, Path: path, Offset: offset, Limit: limit}, &info)
+	c, err := g.open(ctx, initproto.OpRead, initproto.File{User: user, Path: path, Offset: offset, Limit: limit}, &info)
 	if err != nil {
 		return info, nil, err
 	}
@@ -64,7 +64,7 @@ func (g *Guest) Read(ctx context.Context, user, path string, offset, limit int64
 
 // TarOut streams a tree as a tar archive.
 func (g *Guest) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
-	c, err := g.call(ctx, initproto.OpTarOut, initproto.File{User: user, Path: path}, nil)
+	c, err := g.open(ctx, initproto.OpTarOut, initproto.File{User: user, Path: path}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (g *Guest) TarIn(ctx context.Context, user, path string, r io.Reader) error
 // upload sends r after PID 1 has agreed, and takes the verdict. A failure of
 // r hangs up, which PID 1 takes for a broken stream.
 func (g *Guest) upload(ctx context.Context, op string, f initproto.File, r io.Reader, reply any) error {
-	c, err := g.call(ctx, op, f, nil)
+	c, err := g.open(ctx, op, f, nil)
 	if err != nil {
 		return err
 	}
@@ -106,6 +106,7 @@ func (g *Guest) upload(ctx context.Context, op string, f initproto.File, r io.Re
 			return rerr
 		}
 	}
+	c.within(g.patience(op))
 	if err := c.send(initproto.FrameUploadEnd, nil); err != nil {
 		return c.verdict(err)
 	}
@@ -171,7 +172,7 @@ func (d *download) Close() error { return d.c.Close() }
 
 // Watch follows the changes in a directory.
 func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
-	c, err := g.call(ctx, initproto.OpWatch, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
+	c, err := g.open(ctx, initproto.OpWatch, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -93,16 +93,16 @@ func TestFilesObeyTheUsersRights(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "root/secret"), []byte("s"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readAll(t, b, "alice", "/root/secret"); sandbox.ClassOf(err) != sandbox.ErrForbidden {
+	if _, err := readAll(t, b, "alice", "/root/secret"); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
 		t.Errorf("alice read root's file: %v", err)
 	}
 	if got, err := readAll(t, b, "root", "/root/secret"); err != nil || got != "s" {
 		t.Errorf("control: %q %v", got, err)
 	}
-	if _, err := b.Write(ctx(t), "alice", "/etc/passwd", 0, strings.NewReader("x")); sandbox.ClassOf(err) != sandbox.ErrForbidden {
+	if _, err := b.Write(ctx(t), "alice", "/etc/passwd", 0, strings.NewReader("x")); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
 		t.Errorf("alice wrote /etc: %v", err)
 	}
-	if err := b.Remove(ctx(t), "alice", "/etc/passwd", false); sandbox.ClassOf(err) != sandbox.ErrForbidden {
+	if err := b.Remove(ctx(t), "alice", "/etc/passwd", false); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
 		t.Errorf("alice removed: %v", err)
 	}
 	if _, err := b.Write(ctx(t), "alice", "/tmp/mine", 0, strings.NewReader("x")); err != nil {
@@ -119,10 +119,10 @@ func TestFilesOpenOnlyWhatIsAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range []string{"/tmp/fifo", "/dev/zero", "/dev/null"} {
-		if _, err := readAll(t, b, "", p); sandbox.ClassOf(err) != sandbox.ErrInvalid {
+		if _, err := readAll(t, b, "", p); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 			t.Errorf("read of %s: %v", p, err)
 		}
-		if _, err := b.Write(ctx(t), "", p, 0, strings.NewReader("x")); sandbox.ClassOf(err) != sandbox.ErrInvalid {
+		if _, err := b.Write(ctx(t), "", p, 0, strings.NewReader("x")); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 			t.Errorf("write of %s: %v", p, err)
 		}
 	}
@@ -135,7 +135,7 @@ func TestFilesOpenOnlyWhatIsAFile(t *testing.T) {
 		t.Errorf("control: %v", err)
 	}
 	for _, p := range []string{"/proc/sys/kernel/hostname", "/proc/1/oom_score_adj", "/sys/kernel/x"} {
-		if _, err := b.Write(ctx(t), "root", p, 0, strings.NewReader("1")); sandbox.ClassOf(err) != sandbox.ErrForbidden {
+		if _, err := b.Write(ctx(t), "root", p, 0, strings.NewReader("1")); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
 			t.Errorf("write of %s: %v", p, err)
 		}
 	}

@@ -2,8 +2,13 @@ package guest
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -11,7 +16,7 @@ import (
 
 // Bounds on what a hostile PID 1 may make the daemon hold.
 const (
-	maxProcesses = 1 << 16
+	maxProcesses = 1 << 13 // it keeps 4096 ended ones at most, and has cgroups for as many
 	maxEntries   = 100_000
 )
 
@@ -110,8 +115,10 @@ func (g *Guest) Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Pr
 		return sandbox.Process{}, err
 	}
 	var p sandbox.Process
-	err := g.do(ctx, initproto.OpExec, initproto.Exec{Spec: spec}, &p)
-	return p, err
+	if err := g.do(ctx, initproto.OpExec, initproto.Exec{Spec: spec}, &p); err != nil {
+		return p, err
+	}
+	return p, checkProcess(p)
 }
 
 // Processes lists what runs and what is still kept of what ended, oldest first.
@@ -120,7 +127,13 @@ func (g *Guest) Processes(ctx context.Context) ([]sandbox.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return items[sandbox.Process](c, maxProcesses)
+	procs, err := items[sandbox.Process](c, maxProcesses)
+	for _, p := range procs {
+		if err := checkProcess(p); err != nil {
+			return nil, err
+		}
+	}
+	return procs, err
 }
 
 // Process returns one record; ErrNotFound where there is none.
@@ -138,7 +151,7 @@ func (g *Guest) Signal(ctx context.Context, id sandbox.ProcessID, name string) e
 // One already gone is no error.
 func (g *Guest) Forget(ctx context.Context, id sandbox.ProcessID) error {
 	_, err := g.target(ctx, initproto.OpForget, initproto.Target{ID: id})
-	if sandbox.ClassOf(err) == sandbox.ErrNotFound {
+	if errors.Is(sandbox.ClassOf(err), sandbox.ErrNotFound) {
 		return nil
 	}
 	return err
@@ -146,8 +159,32 @@ func (g *Guest) Forget(ctx context.Context, id sandbox.ProcessID) error {
 
 func (g *Guest) target(ctx context.Context, op string, t initproto.Target) (sandbox.Process, error) {
 	var p sandbox.Process
-	err := g.do(ctx, op, t, &p)
-	return p, err
+	if err := g.do(ctx, op, t, &p); err != nil {
+		return p, err
+	}
+	return p, checkProcess(p)
+}
+
+// checkProcess refuses a record no honest PID 1 would send. Callers print
+// and store what is in it.
+func checkProcess(p sandbox.Process) error {
+	digits, ok := strings.CutPrefix(string(p.ID), "p")
+	number, err := strconv.ParseInt(digits, 10, 64)
+	if !ok || err != nil || number < 1 || len(p.Argv) == 0 {
+		return broken(fmt.Errorf("%w: process %.40q with %d arguments", initproto.ErrFrame, p.ID, len(p.Argv)))
+	}
+	if p.Exit != nil {
+		return checkExit(*p.Exit)
+	}
+	return nil
+}
+
+func checkExit(e sandbox.ExitStatus) error {
+	// Real-time signals have no name.
+	if e.Signal != "" && unix.SignalNum(e.Signal) == 0 {
+		return broken(fmt.Errorf("%w: ended by signal %.40q", initproto.ErrFrame, e.Signal))
+	}
+	return nil
 }
 
 // Event is one change in PID 1's process table.
@@ -170,7 +207,7 @@ type EventStream struct {
 // one of type lost: list the processes then. Cancelling ctx ends the stream.
 func (g *Guest) Events(ctx context.Context, after int64) (*EventStream, error) {
 	var info Info
-	c, err := g.call(ctx, initproto.OpEvents, initproto.EventsAfter{After: after}, &info)
+	c, err := g.open(ctx, initproto.OpEvents, initproto.EventsAfter{After: after}, &info)
 	if err != nil {
 		return nil, err
 	}
@@ -197,6 +234,7 @@ func (s *EventStream) Next() (Event, error) {
 	out := Event{Seq: e.Seq, Type: e.Type, Live: max(e.Live, 0)}
 	if e.Process != nil {
 		out.Process = *e.Process
+		return out, checkProcess(out.Process)
 	}
 	return out, nil
 }

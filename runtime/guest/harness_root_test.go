@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -212,8 +213,8 @@ func (b *box) removeCgroup() {
 			}
 			return nil
 		})
-		for i := len(dirs) - 1; i >= 0; i-- {
-			_ = os.Remove(dirs[i])
+		for _, dir := range slices.Backward(dirs) {
+			_ = os.Remove(dir)
 		}
 		_, err := os.Stat(b.cgroup)
 		return errors.Is(err, os.ErrNotExist)

@@ -51,7 +51,7 @@ func TestExecRefusesInWords(t *testing.T) {
 	}
 	for _, c := range cases {
 		_, err := b.run(c.spec)
-		if (err == nil) != (c.code == "") || err != nil && (sandbox.CodeOf(err) != c.code || sandbox.ClassOf(err) != sandbox.ErrInvalid) {
+		if (err == nil) != (c.code == "") || err != nil && (sandbox.CodeOf(err) != c.code || !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid)) {
 			t.Errorf("%s: got %v (%s), want %q", c.name, err, sandbox.CodeOf(err), c.code)
 		}
 	}
@@ -170,13 +170,13 @@ func TestSignalReachesTheTree(t *testing.T) {
 	if b.cgroup != "" {
 		testenv.Eventually(t, 5*time.Second, "the stray to die", func() bool { return b.sh("ls -d /proc/$(cat /tmp/stray) 2>/dev/null; true") == "" })
 	}
-	if err := b.Signal(ctx(t), p.ID, "SIGTERM"); sandbox.ClassOf(err) != sandbox.ErrConflict {
+	if err := b.Signal(ctx(t), p.ID, "SIGTERM"); !errors.Is(sandbox.ClassOf(err), sandbox.ErrConflict) {
 		t.Errorf("signal to an ended process: %v", err)
 	}
-	if err := b.Signal(ctx(t), "p999", "SIGTERM"); sandbox.ClassOf(err) != sandbox.ErrNotFound {
+	if err := b.Signal(ctx(t), "p999", "SIGTERM"); !errors.Is(sandbox.ClassOf(err), sandbox.ErrNotFound) {
 		t.Errorf("signal to none: %v", err)
 	}
-	if err := b.Signal(ctx(t), p.ID, "SIGNONSENSE"); sandbox.ClassOf(err) != sandbox.ErrInvalid {
+	if err := b.Signal(ctx(t), p.ID, "SIGNONSENSE"); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 		t.Errorf("nonsense signal: %v", err)
 	}
 }
@@ -407,7 +407,7 @@ func TestUnreachable(t *testing.T) {
 	if _, err := ev.Next(); sandbox.CodeOf(err) != "sandbox_unreachable" {
 		t.Errorf("stream: %v", err)
 	}
-	if _, err := b.Ping(ctx(t)); sandbox.CodeOf(err) != "sandbox_unreachable" || sandbox.ClassOf(err) != sandbox.ErrUnavailable {
+	if _, err := b.Ping(ctx(t)); sandbox.CodeOf(err) != "sandbox_unreachable" || !errors.Is(sandbox.ClassOf(err), sandbox.ErrUnavailable) {
 		t.Errorf("ping: %v", err)
 	}
 }

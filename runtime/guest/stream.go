@@ -42,8 +42,12 @@ func (g *Guest) Attach(ctx context.Context, id sandbox.ProcessID, offset int64) 
 
 func (g *Guest) stream(ctx context.Context, op string, args any) (*IO, error) {
 	io := &IO{g: g}
-	c, err := g.call(ctx, op, args, &io.proc)
+	c, err := g.open(ctx, op, args, &io.proc)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkProcess(io.proc); err != nil {
+		_ = c.Close()
 		return nil, err
 	}
 	io.c = c
@@ -90,6 +94,9 @@ func (s *IO) next() (sandbox.Output, error) {
 	case initproto.FrameExit:
 		var e sandbox.ExitStatus
 		if err := decode(fr.Payload, &e); err != nil {
+			return sandbox.Output{}, err
+		}
+		if err := checkExit(e); err != nil {
 			return sandbox.Output{}, err
 		}
 		s.mu.Lock()
