@@ -31,6 +31,7 @@ BENCHSTAT     := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d
 DEPS_BUILD := gcc libc6-dev libseccomp-dev pkg-config
 DEPS_RUN   := iproute2 nftables xfsprogs e2fsprogs util-linux procps kmod
 DEPS_TEST  := iputils-ping netcat-openbsd python3-minimal strace quota
+DEPS_BENCH := runc crun bubblewrap busybox-static tar
 DEPS_VM    := qemu-system-x86 qemu-utils vagrant vagrant-libvirt libvirt-daemon-system libvirt-clients \
               dnsmasq-base mmdebstrap e2fsprogs rsync openssh-client procps util-linux iproute2
 
@@ -114,9 +115,16 @@ fuzz: build ## run every fuzz target for FUZZTIME (60s)
 	  echo "== $$pkg $$target"; go test -tags root -run '^$$' -fuzzminimizetime 2s -fuzz "^$$target$$" -fuzztime $(FUZZTIME) "$$pkg"; \
 	done
 
-BENCHCOUNT ?= 6
+# BENCH_FLAGS: -quick, -only SCENARIO,…, -results DIR, -scratch DIR.
+BENCH_FLAGS ?=
 .PHONY: bench
-bench: build deps-run $(TOOLS)/benchstat ## run the benchmarks, print medians (BENCHCOUNT, RUN, PKG); those of the kernel need root
+bench: build deps-run deps-bench ## measure sandboxd beside runc, crun and bubblewrap (BENCH_FLAGS=-quick); half an hour, as root
+	@$(GOBUILD) -o $(BIN)/bench ./bench
+	@$(BIN)/bench -bin $(BIN) $(BENCH_FLAGS)
+
+BENCHCOUNT ?= 6
+.PHONY: bench-go
+bench-go: build deps-run $(TOOLS)/benchstat ## run the packages' benchmarks, print medians (BENCHCOUNT, RUN, PKG); those of the kernel need root
 	@mkdir -p $(OUT)
 	pkgs="$$(git grep -l --untracked '^func Benchmark' -- $(patsubst %/...,%,$(PKG)) | xargs -n1 dirname | sort -u | sed 's|^|./|')"; \
 	SANDBOXD_BIN=$(BIN) go test -tags "$$([ "$$(id -u)" != 0 ] || echo root)" -p 1 -count $(BENCHCOUNT) -run '^$$' -bench '$(or $(RUN),.)' -benchmem \
@@ -146,14 +154,16 @@ $(TOOLS)/gotestsum $(TOOLS)/golangci-lint $(TOOLS)/gofumpt $(TOOLS)/benchstat: M
 	@touch $@
 
 .PHONY: deps
-deps: deps-build deps-run deps-test deps-vm ## install the Debian packages of every target
+deps: deps-build deps-run deps-test deps-bench deps-vm ## install the Debian packages of every target
 
-.PHONY: deps-build deps-run deps-test deps-vm
+.PHONY: deps-build deps-run deps-test deps-bench deps-vm
 deps-build:
 	@scripts/deps.sh $(DEPS_BUILD)
 deps-run:
 	@scripts/deps.sh $(DEPS_RUN)
 deps-test:
 	@scripts/deps.sh $(DEPS_TEST)
+deps-bench:
+	@scripts/deps.sh $(DEPS_BENCH)
 deps-vm:
 	@if [ "$$(id -u)" = 0 ]; then scripts/deps.sh $(DEPS_VM); fi # elsewhere any vagrant will do

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sandboxd/sandboxd/bench/report"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// burst asks for many sandboxes at once; the sample is when the last of them
+// has said its first byte.
+func burst(ctx context.Context, b *bench) error {
+	d, err := b.ours(ctx, warmPool)
+	if err != nil {
+		return err
+	}
+	numbers := make([]int, b.plan.burst)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	cs := []contestant{{report.Us, func(ctx context.Context) (float64, error) {
+		lives, firsts := make([]live, len(numbers)), make([]float64, len(numbers))
+		start := time.Now()
+		err := each(len(numbers), numbers, func(i int) (err error) {
+			lives[i], err = d.firstByte(ctx)
+			firsts[i] = millis(start)
+			return err
+		})
+		if err != nil {
+			return 0, errors.Join(err, d.removeAll(ctx))
+		}
+		return latest(firsts), each(4, lives, func(l live) error { return d.remove(ctx, l) })
+	}}}
+	for _, p := range b.peers() {
+		for _, i := range numbers {
+			if err := p.Prepare("burst"+strconv.Itoa(i), hello...); err != nil {
+				return err
+			}
+		}
+		cs = append(cs, contestant{p.Name(), func(ctx context.Context) (float64, error) {
+			firsts := make([]float64, len(numbers))
+			start := time.Now()
+			err := each(len(numbers), numbers, func(i int) error {
+				cmd, err := p.Run(ctx, "burst"+strconv.Itoa(i))
+				if err != nil {
+					return err
+				}
+				firsts[i], err = b.output(cmd, start)
+				return err
+			})
+			return latest(firsts), err
+		}})
+	}
+	// A pool that was emptied gets its time to fill.
+	refilled := func(ctx context.Context) error { return b.quiet(ctx, 100*time.Millisecond, 30*time.Second) }
+	return b.rounds(ctx, setting{
+		name: "burst", title: fmt.Sprintf("burst of %d, last first byte", b.plan.burst), unit: "s",
+		note: "all asked for at once",
+	}, b.plan.bursts, 0, refilled, cs...)
+}
+
+// latest returns the highest of some milliseconds, in seconds.
+func latest(ms []float64) float64 {
+	var high float64
+	for _, v := range ms {
+		high = max(high, v)
+	}
+	return high / 1000
+}
+
+// churn lets clients create, use and remove sandboxes one after another.
+func churn(ctx context.Context, b *bench) error {
+	d, err := b.ours(ctx, warmPool)
+	if err != nil {
+		return err
+	}
+	for _, clients := range b.plan.clients {
+		cs := []contestant{{report.Us, func(ctx context.Context) (float64, error) {
+			return b.lives(ctx, clients, func(int) error {
+				l, err := d.firstByte(ctx)
+				if err != nil {
+					return err
+				}
+				return d.remove(ctx, l)
+			})
+		}}}
+		for _, p := range b.peers() {
+			for i := range clients {
+				if err := p.Prepare("churn"+strconv.Itoa(i), hello...); err != nil {
+					return err
+				}
+			}
+			cs = append(cs, contestant{p.Name(), func(ctx context.Context) (float64, error) {
+				return b.lives(ctx, clients, func(client int) error {
+					cmd, err := p.Run(ctx, "churn"+strconv.Itoa(client))
+					if err != nil {
+						return err
+					}
+					_, err = b.output(cmd, time.Now())
+					return err
+				})
+			}})
+		}
+		err := b.rounds(ctx, setting{
+			name: fmt.Sprintf("churn-%d", clients), title: fmt.Sprintf("whole lives a second, %d clients", clients), unit: "/s", more: true,
+			note: "create, echo, remove, again",
+		}, b.plan.slices, 0, b.settled, cs...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lives repeats f in some clients for a slice of time and returns how often
+// it ended, a second.
+func (b *bench) lives(ctx context.Context, clients int, f func(client int) error) (float64, error) {
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	errs := make([]error, clients)
+	start := time.Now()
+	for c := range clients {
+		wg.Go(func() {
+			for time.Since(start) < b.plan.slice && errs[c] == nil && ctx.Err() == nil {
+				errs[c] = f(c)
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(done.Load()) / time.Since(start).Seconds(), errors.Join(errs...)
+}
+
+// density fills the host with idle sandboxes, in levels, and measures at each
+// what they cost and what a further one takes.
+func density(ctx context.Context, b *bench) error {
+	d, err := b.restart(ctx, warmPool) // its memory tells of this scenario alone
+	if err != nil {
+		return err
+	}
+	b.rep.Scene("density-latency", "new sandbox → first byte beside idle ones", "")
+	b.rep.Scene("density-memory", "memory of each idle sandbox", "by MemAvailable: kernel, PID 1 and daemon together")
+	b.rep.Scene("density-rss", "resident memory of the daemon", "")
+	b.rep.Scene("density-cpu", "cpu of daemon and idle sandboxes, share of one core", "")
+	var have int
+	var empty float64
+	for _, level := range b.plan.levels {
+		if err := each(4, make([]struct{}, level-have), func(struct{}) error {
+			_, err := d.Create(ctx, spec(), "")
+			return err
+		}); err != nil {
+			return fmt.Errorf("at %d idle: %w", level, err)
+		}
+		have = level
+		if err := b.quiet(ctx, 200*time.Millisecond, time.Minute); err != nil {
+			return err
+		}
+		if err := b.idleCost(ctx, d, level, &empty); err != nil {
+			return err
+		}
+		for i := range b.plan.densityRounds + b.plan.warmUp {
+			if err := b.settled(ctx); err != nil {
+				return err
+			}
+			took, err := d.create(ctx)
+			if err != nil {
+				return fmt.Errorf("at %d idle: %w", level, err)
+			}
+			if i >= b.plan.warmUp {
+				b.rep.Add("density-latency", at(level), "ms", false, took)
+			}
+		}
+	}
+	// All of them must be alive still, or their price was not theirs.
+	return b.allRun(ctx, d, have)
+}
+
+func at(level int) string { return fmt.Sprintf("%s at %d", report.Us, level) }
+
+// idleCost measures memory and cpu of a host with some idle sandboxes.
+func (b *bench) idleCost(ctx context.Context, d *daemon, level int, empty *float64) error {
+	if err := command(ctx, "sync"); err != nil {
+		return err
+	}
+	const readings = 5
+	var free float64
+	for range readings { // others use memory as well; a mean of some readings is steadier
+		free += float64(meminfo("MemAvailable:")) / readings
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	if level == 0 {
+		*empty = free
+	} else {
+		b.rep.Add("density-memory", at(level), "MiB", false, (*empty-free)/float64(level)/(1<<20))
+	}
+	rss := kilobytes(field(filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "status"), "VmRSS:"))
+	b.rep.Add("density-rss", at(level), "MiB", false, float64(rss)/(1<<20))
+	before, start := b.working(), time.Now()
+	if err := pause(ctx, b.plan.idleFor); err != nil {
+		return err
+	}
+	b.rep.Add("density-cpu", at(level), "%", false, 100*float64(b.working()-before)/float64(time.Since(start)))
+	return nil
+}
+
+func (b *bench) allRun(ctx context.Context, d *daemon, want int) error {
+	n := 0
+	for sb, err := range d.All(ctx, sandbox.Filter{Statuses: []sandbox.Status{sandbox.StatusRunning}, Limit: sandbox.MaxPage}) {
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(filepath.Join("/proc", strconv.Itoa(sb.InitPID))); err == nil && sb.InitPID > 0 {
+			n++
+		}
+	}
+	if n != want {
+		return fmt.Errorf("%d of %d idle sandboxes run", n, want)
+	}
+	return d.removeAll(ctx)
+}
