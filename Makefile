@@ -118,7 +118,7 @@ fuzz: build ## run every fuzz target for FUZZTIME (60s)
 # BENCH_FLAGS: -quick, -only SCENARIO,…, -results DIR, -scratch DIR.
 BENCH_FLAGS ?=
 .PHONY: bench
-bench: build deps-run deps-bench ## measure sandboxd beside runc, crun and bubblewrap (BENCH_FLAGS=-quick); half an hour, as root
+bench: build deps-run deps-bench ## measure sandboxd beside runc, crun and bubblewrap (BENCH_FLAGS=-quick); 20 minutes, as root
 	@$(GOBUILD) -o $(BIN)/bench ./bench
 	@$(BIN)/bench -bin $(BIN) $(BENCH_FLAGS)
 

@@ -103,7 +103,7 @@ func (b *bench) finish() {
 	b.rep.Seconds = time.Since(b.rep.Started).Seconds()
 	b.rep.Host.LoadAfter = load()
 	if now, err := b.cpuTimes(); err == nil {
-		b.rep.Host.StolenShare = b.before.others(now)
+		b.rep.Host.OthersShare = b.before.others(now)
 	}
 	if b.daemon != nil {
 		b.rep.Host.Versions["sandboxd"] = b.daemon.version

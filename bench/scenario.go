@@ -146,7 +146,7 @@ func (d *daemon) firstByte(ctx context.Context) (live, error) {
 
 // drain reads a command's output to its end and returns how much there was.
 func drain(p sandbox.ProcessIO) (int64, error) {
-	defer p.Close() //nolint:errcheck // it only lets go
+	defer p.Close()
 	var n int64
 	for {
 		out, err := p.Next()

@@ -193,7 +193,9 @@ func (b *bench) largeFile(ctx context.Context, fs sandbox.Files) error {
 		note: "host: write to a file on the same disk; nobody waits for the disk itself",
 	}
 	down := setting{name: "file-down", title: "file of " + size + " out of a sandbox", unit: "MB/s", more: true, note: "read back and compared"}
-	b.rep.Scene(down.name, down.title, down.note)
+	for _, s := range []setting{up, down} { // taken in one go, shown in this order
+		b.rep.Scene(s.name, s.title, s.note)
+	}
 	written := func() (float64, error) {
 		start := time.Now()
 		f, err := os.Create(host)

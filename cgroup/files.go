@@ -112,7 +112,7 @@ func procs(dir string) ([]int, error) {
 
 func parsePIDs(s string) ([]int, error) {
 	var pids []int
-	for _, f := range strings.Fields(s) {
+	for f := range strings.FieldsSeq(s) {
 		n, err := strconv.Atoi(f)
 		if err != nil || n < 0 {
 			return nil, fmt.Errorf("parsing pid %.20q", f)

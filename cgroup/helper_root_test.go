@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("up")
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	case "burn":
-		for {
+		for { //nolint:staticcheck // burning is its work
 		}
 	case "eat": // memory, and stay
 		n, _ := strconv.Atoi(os.Getenv(argVar))

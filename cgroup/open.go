@@ -88,7 +88,7 @@ func checkMount(mount string) error {
 // ancestors returns the directories from the mount down to the parent itself.
 func ancestors(mount, parent string) []string {
 	dirs := []string{mount}
-	for _, name := range strings.Split(strings.Trim(parent, "/"), "/") {
+	for name := range strings.SplitSeq(strings.Trim(parent, "/"), "/") {
 		dirs = append(dirs, filepath.Join(dirs[len(dirs)-1], name))
 	}
 	return dirs

@@ -324,9 +324,9 @@ func removeAll(dir string) error {
 }
 
 // poll calls try until it reports done or ctx ends, soon at first and then
-// every pollMax. Where ctx ends, the error is ErrDeadline with try's last.
+// every lastPoll. Where ctx ends, the error is ErrDeadline with try's last.
 func poll(ctx context.Context, try func() (done bool, err error)) error {
-	wait := pollMin
+	wait := firstPoll
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
@@ -343,11 +343,11 @@ func poll(ctx context.Context, try func() (done bool, err error)) error {
 			return sandbox.Errorf(sandbox.ErrDeadline, "cgroup_deadline", "gave up waiting: %w", err)
 		case <-timer.C:
 		}
-		wait = min(2*wait, pollMax)
+		wait = min(2*wait, lastPoll)
 	}
 }
 
 const (
-	pollMin = 100 * time.Microsecond
-	pollMax = 10 * time.Millisecond
+	firstPoll = 100 * time.Microsecond
+	lastPoll  = 10 * time.Millisecond
 )

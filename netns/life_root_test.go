@@ -3,6 +3,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -366,7 +367,7 @@ func TestDetachAfterAnotherPool(t *testing.T) {
 	must(t, h.Close())
 	must(t, h.Close())
 	h = openHost(t, Config{Pool: prefix("10.214.0.0/24")})
-	if err := h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}); sandbox.ClassOf(err) == sandbox.ErrExhausted {
+	if err := h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}); errors.Is(sandbox.ClassOf(err), sandbox.ErrExhausted) {
 		t.Log(err)
 	} else {
 		t.Errorf("recovering a sandbox outside the pool: %v, want exhausted", err)
@@ -393,7 +394,7 @@ func TestPoolMustNotShadowTheHost(t *testing.T) {
 	newWorld(t)
 	addAddr(t, uplink, "10.213.4.1/24")
 	_, err := Open(t.Context(), Config{})
-	if sandbox.ClassOf(err) != sandbox.ErrConflict {
+	if !errors.Is(sandbox.ClassOf(err), sandbox.ErrConflict) {
 		t.Errorf("overlapping pool: %v, want a conflict", err)
 	}
 	openHost(t, Config{Pool: prefix("10.214.0.0/16")}) // control

@@ -94,7 +94,7 @@ func (h *Host) plug(ns *os.File, w wire) error {
 // does so at once; the other drops what it is given until a kernel worker has
 // noticed, usually by now.
 func awaitUp(h *netlink.Handle, index int) error {
-	for deadline := time.Now().Add(linkWait); ; time.Sleep(linkPoll) {
+	for deadline := time.Now().Add(linkWait); ; <-time.After(linkPoll) {
 		link, err := h.LinkByIndex(index)
 		if err != nil {
 			return fmt.Errorf("waiting for the link inside: %w", err)

@@ -341,7 +341,7 @@ func attach(t testing.TB, h *Host, b *box) netip.Addr {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(15 * time.Second); !ok(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("still not: %s", what)
 		}

@@ -157,7 +157,7 @@ func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
 	if c.hook != nil {
 		policy := nftables.ChainPolicyAccept // of packets that are none of ours
 		out.Type, out.Hooknum, out.Policy = c.kind, c.hook, &policy
-		out.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(c.priority))
+		out.Priority = new(nftables.ChainPriority(c.priority))
 	}
 	return out
 }

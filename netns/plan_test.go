@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"slices"
@@ -31,7 +32,7 @@ func TestPoolAddress(t *testing.T) {
 	} {
 		got, err := poolAddress(prefix(c.pool), c.slot)
 		if c.want == "" {
-			if sandbox.ClassOf(err) != sandbox.ErrExhausted {
+			if !errors.Is(sandbox.ClassOf(err), sandbox.ErrExhausted) {
 				t.Errorf("slot %d of %s: %v, %v; want exhausted", c.slot, c.pool, got, err)
 			}
 			continue
@@ -57,7 +58,7 @@ func TestCheckConfig(t *testing.T) {
 		{"10.213.0.0/16", "224.0.0.251", false},
 	} {
 		err := checkConfig(Config{Pool: prefix(c.pool), Resolvers: []netip.Addr{netipAddr(c.resolver)}})
-		if (err == nil) != c.ok || err != nil && sandbox.ClassOf(err) != sandbox.ErrInvalid {
+		if (err == nil) != c.ok || err != nil && !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 			t.Errorf("pool %s, resolver %s: %v, want ok %v", c.pool, c.resolver, err, c.ok)
 		}
 	}
@@ -132,7 +133,7 @@ func TestPrivateElements(t *testing.T) {
 func TestEveryNameInThePlanExists(t *testing.T) {
 	p := planTable(DefaultPool, nil, nil)
 	text := p.Text()
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		name, isSet := strings.CutPrefix(word, "@")
 		if isSet && !slices.ContainsFunc(p.sets, func(s setPlan) bool { return s.name == name }) {
 			t.Errorf("no set %s", name)

@@ -3,12 +3,14 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -281,7 +283,7 @@ func frame6(dstMAC, srcMAC net.HardwareAddr, src, dst netip.Addr, port uint16, p
 	udp := []byte{0x30, 0x39, byte(port >> 8), byte(port), 0, byte(8 + len(payload)), 0, 0}
 	udp = append(udp, payload...)
 	sum := uint32(unix.IPPROTO_UDP) + uint32(len(udp))
-	for _, b := range [][]byte{src.AsSlice(), dst.AsSlice(), append(udp[:len(udp):len(udp)], make([]byte, len(udp)%2)...)} {
+	for _, b := range [][]byte{src.AsSlice(), dst.AsSlice(), append(slices.Clip(udp), make([]byte, len(udp)%2)...)} {
 		for i := 0; i < len(b); i += 2 {
 			sum += uint32(b[i])<<8 | uint32(b[i+1])
 		}
@@ -361,7 +363,7 @@ func TestPolicyChangesCutLiveConnections(t *testing.T) {
 
 	a := b.Attachment
 	a.NetNS, a.Policy.Mode = nil, sandbox.NetworkOpen
-	if err := h.SetPolicy(t.Context(), a); sandbox.ClassOf(err) != sandbox.ErrConflict {
+	if err := h.SetPolicy(t.Context(), a); !errors.Is(sandbox.ClassOf(err), sandbox.ErrConflict) {
 		t.Errorf("opening without link or namespace: %v, want a conflict", err)
 	}
 	a.NetNS = b.NetNS

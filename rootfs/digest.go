@@ -56,9 +56,10 @@ func (u *unpacker) finish() (string, error) {
 func (u *unpacker) ensureDir(name string, mode uint32) error {
 	root := int(u.root.Fd())
 	err := unix.Mkdirat(root, name, mode)
-	if err == nil {
+	switch err {
+	case nil:
 		err = unix.Fchmodat(root, name, mode, 0)
-	} else if err == unix.EEXIST { //nolint:errorlint // a bare errno
+	case unix.EEXIST:
 		var st unix.Stat_t
 		if err = unix.Fstatat(root, name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return badPath("%q: it must be a directory, a sandbox mounts or writes there", name)

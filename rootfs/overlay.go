@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,8 +51,8 @@ func planOverlay(id sandbox.ID, layers []string) (overlayPlan, error) {
 	if len(layers) == 0 || len(layers) > maxLayers {
 		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers: 1 to %d can be stacked", len(layers), maxLayers)
 	}
-	for i := len(layers) - 1; i >= 0; i-- {
-		hex, err := parseDigest(layers[i])
+	for _, layer := range slices.Backward(layers) {
+		hex, err := parseDigest(layer)
 		if err != nil {
 			return p, err
 		}
@@ -68,8 +69,11 @@ func planOverlay(id sandbox.ID, layers []string) (overlayPlan, error) {
 //     mounted over, or hide data from whoever stacks the upper as a layer
 func features() []linux.MountParam {
 	return []linux.MountParam{
-		{Key: "redirect_dir", Value: "on"}, {Key: "metacopy", Value: "off"},
-		{Key: "index", Value: "off"}, {Key: "xino", Value: "off"}, {Key: "volatile"},
+		{Key: "redirect_dir", Value: "on"},
+		{Key: "metacopy", Value: "off"},
+		{Key: "index", Value: "off"},
+		{Key: "xino", Value: "off"},
+		{Key: "volatile"},
 	}
 }
 

@@ -116,7 +116,7 @@ func TestMountIDs(t *testing.T) {
 			expect("ok", "remove", "/home/u")
 			expect("", "list", "/home")
 			expect("operation not permitted", "mknod", "/null")
-			var st = statOf(t, filepath.Join(upper, "home"))
+			st := statOf(t, filepath.Join(upper, "home"))
 			if st.Uid != 0 {
 				t.Errorf("upper on disk belongs to %d, want 0", st.Uid)
 			}

@@ -194,7 +194,7 @@ func makeImage(ctx context.Context, image string, asked int64) error {
 		return err
 	}
 	part := image + ".part"
-	defer os.Remove(part) // after a success there is none
+	defer func() { _ = os.Remove(part) }() // after a success there is none
 	if err := probeImage(ctx, part); err != nil {
 		return err
 	}
@@ -228,7 +228,7 @@ func probeImage(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(path)
+	defer func() { _ = os.Remove(path) }()
 	defer f.Close()
 	if err := f.Truncate(minVolume); err != nil {
 		return err

@@ -355,7 +355,7 @@ func TestSlowImport(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("layers left: %v", left)
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 }
 

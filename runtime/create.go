@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"time"
@@ -105,7 +106,7 @@ func (m *Manager) create(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 		m.log.Error("create sandbox", "sandbox", b.id, "err", err)
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
-		m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})
+		_ = m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})
 		return sb, err
 	}
 	return row, nil
@@ -287,9 +288,7 @@ func environment(image []string, spec map[string]string) map[string]string {
 			env[k] = v
 		}
 	}
-	for k, v := range spec {
-		env[k] = v
-	}
+	maps.Copy(env, spec)
 	return env
 }
 

@@ -146,6 +146,7 @@ func (f fakeCgroups) Freeze(_ context.Context, id sandbox.ID) error {
 func (f fakeCgroups) Thaw(_ context.Context, id sandbox.ID) error {
 	return f.step("cgroup.thaw", func() { delete(f.frozen, id) })
 }
+
 func (f fakeCgroups) Kill(_ context.Context, id sandbox.ID) error {
 	return f.step("cgroup.kill", func() {
 		if pid := f.pids[id]; pid != 0 {
@@ -196,6 +197,7 @@ func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attach
 		}
 	})
 }
+
 func (f fakeNetwork) Enforcement(sandbox.NetworkPolicy) sandbox.Enforcement {
 	return sandbox.Enforcement{Limit: "network", Enforced: true}
 }
@@ -223,6 +225,7 @@ func (f fakeRoots) Layers() ([]string, error) {
 func (f fakeRoots) RemoveLayer(digest string) error {
 	return f.step("rootfs.layer", func() { delete(f.layers, digest) })
 }
+
 func (f fakeRoots) CreateUpper(id sandbox.ID, _ int, _ sandbox.Limits) error {
 	return f.step("rootfs.upper", func() { f.uppers[id] = true })
 }
@@ -244,6 +247,7 @@ func (f fakeRoots) Clean(sandbox.ID) error { return f.step("rootfs.clean", nil) 
 func (f fakeRoots) Discard(id sandbox.ID, _ int) error {
 	return f.step("rootfs.discard", func() { delete(f.uppers, id) })
 }
+
 func (f fakeRoots) Uppers() ([]sandbox.ID, error)                    { return f.keys(f.uppers), nil }
 func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
 

@@ -49,7 +49,7 @@ func TestEventsToldAgain(t *testing.T) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%d ends in the log, want %d", h.eventsOf(t, "process.exited"), n)
 			}
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 	}
 	recorded(2)

@@ -222,6 +222,5 @@ func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscri
 
 // spawn runs background work that Close waits for.
 func (m *Manager) spawn(f func()) {
-	m.tasks.Add(1)
-	go func() { defer m.tasks.Done(); f() }()
+	m.tasks.Go(func() { ; f() })
 }

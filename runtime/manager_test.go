@@ -56,8 +56,12 @@ func TestLifeFromNothingToGone(t *testing.T) {
 		want sandbox.Status
 	}
 	for i, s := range []step{
-		{h.Pause, sandbox.StatusPaused}, {h.Resume, sandbox.StatusRunning}, {h.Stop, sandbox.StatusStopped},
-		{h.Start, sandbox.StatusRunning}, {h.Pause, sandbox.StatusPaused}, {h.Stop, sandbox.StatusStopped},
+		{h.Pause, sandbox.StatusPaused},
+		{h.Resume, sandbox.StatusRunning},
+		{h.Stop, sandbox.StatusStopped},
+		{h.Start, sandbox.StatusRunning},
+		{h.Pause, sandbox.StatusPaused},
+		{h.Stop, sandbox.StatusStopped},
 	} {
 		got, err := s.do(t.Context(), "a", "uid:0")
 		if err != nil || got.Status != s.want {

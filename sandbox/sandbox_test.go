@@ -62,7 +62,7 @@ func TestErrorClassCodeAndCause(t *testing.T) {
 	if errors.Is(wrapped, ErrConflict) {
 		t.Error("the error is of a class it was not given")
 	}
-	if CodeOf(wrapped) != "image_not_found" || ClassOf(wrapped) != ErrNotFound {
+	if CodeOf(wrapped) != "image_not_found" || !errors.Is(ClassOf(wrapped), ErrNotFound) {
 		t.Errorf("code %q class %v", CodeOf(wrapped), ClassOf(wrapped))
 	}
 	if CodeOf(io.EOF) != "internal" || ClassOf(io.EOF) != nil {

@@ -1,5 +1,7 @@
 package sandbox
 
+import "slices"
+
 // Status is where a sandbox stands in its life.
 type Status string
 
@@ -53,12 +55,7 @@ func (s Status) Terminal() bool { return s == StatusCompleted || s == StatusFail
 
 // CanMove reports whether a sandbox may go from s to t.
 func (s Status) CanMove(t Status) bool {
-	for _, m := range moves[s] {
-		if m == t {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(moves[s], t)
 }
 
 // Reason says why a sandbox ended or stopped.

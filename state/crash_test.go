@@ -209,8 +209,12 @@ func TestLastEventAndProcess(t *testing.T) {
 		n    string
 		want string
 	}{
-		{other.ID, "process.exited", "0", ""}, {sb.ID, "process.exited", "1", "1"}, {sb.ID, "process.exited", "2", "2"},
-		{sb.ID, "sandbox.running", "", "2"}, {sb.ID, "sandbox.creating", "", ""}, {sb.ID, "process.exited", "3", "3"},
+		{other.ID, "process.exited", "0", ""},
+		{sb.ID, "process.exited", "1", "1"},
+		{sb.ID, "process.exited", "2", "2"},
+		{sb.ID, "sandbox.running", "", "2"},
+		{sb.ID, "sandbox.creating", "", ""},
+		{sb.ID, "process.exited", "3", "3"},
 	} {
 		if _, err := d.AppendEvent(t.Context(), sandbox.Event{Sandbox: step.id, Type: step.kind, Data: map[string]string{"n": step.n}}); err != nil {
 			t.Fatal(err)

@@ -49,7 +49,7 @@ func Open(ctx context.Context, path string) (*DB, error) {
 		return nil, err
 	}
 	if err := d.prepare(ctx); err != nil {
-		d.closeAll()
+		_ = d.closeAll()
 		return nil, fmt.Errorf("opening the database %s: %w", path, translate(err))
 	}
 	return d, nil

@@ -2,6 +2,7 @@ package state
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func bring(t testing.TB, d *DB, sb sandbox.Sandbox, to sandbox.Status) sandbox.S
 // want checks an error's class and code.
 func want(t testing.TB, err, class error, code string) {
 	t.Helper()
-	if sandbox.ClassOf(err) != class || sandbox.CodeOf(err) != code {
+	if !errors.Is(sandbox.ClassOf(err), class) || sandbox.CodeOf(err) != code {
 		t.Fatalf("error %v (class %v, code %s), want class %v, code %s", err, sandbox.ClassOf(err), sandbox.CodeOf(err), class, code)
 	}
 }

@@ -37,7 +37,7 @@ type Host struct {
 	Cgroup      string            `json:"cgroup"`
 	LoadBefore  string            `json:"load_before"`
 	LoadAfter   string            `json:"load_after"`
-	StolenShare float64           `json:"others_cpu_share"` // of all cpu time, used by processes that are not the run's
+	OthersShare float64           `json:"others_cpu_share"` // of all cpu time, used by processes that are not the run's
 	Versions    map[string]string `json:"versions"`
 	Notes       []string          `json:"notes,omitempty"` // what the reader of the figures must know
 }

@@ -45,6 +45,7 @@ func example() *Report {
 		r.Add("create", Floor, "ms", false, 1)
 		r.Add("create", Us, "ms", false, ours)
 		r.Add("create", "runc", "ms", false, ours*float64(8+i)) // 8, 9, 10 times
+		r.Add("create", Us+" at 250", "ms", false, 6)
 	}
 	r.Add("churn", Us, "/s", true, 100)
 	r.Add("churn", "runc", "/s", true, 20)
@@ -96,7 +97,7 @@ func TestJSONIsReadBack(t *testing.T) {
 	if s := got.Series[1]; s.Contestant != Us || s.Median != 3 || len(s.Samples) != 3 {
 		t.Errorf("our series: %+v", s)
 	}
-	if len(got.Ratios) != 3 {
+	if len(got.Ratios) != 4 {
 		t.Errorf("ratios: %+v", got.Ratios)
 	}
 }
@@ -111,7 +112,7 @@ func TestTables(t *testing.T) {
 			t.Errorf("the text lacks %q:\n%s", want, text.String())
 		}
 	}
-	for _, want := range []string{"| create → first byte, ms | 3.00 | 30.0 (9.00×) |", "| reset | not available yet | not judged |"} {
+	for _, want := range []string{"| create → first byte, ms | 3.00 | 30.0 (9.00×) |", "| reset | not available yet | not judged |", "- create → first byte: sandboxd at 250 6.00 ms"} {
 		if !strings.Contains(markdown.String(), want) {
 			t.Errorf("the Markdown lacks %q:\n%s", want, markdown.String())
 		}
@@ -129,8 +130,8 @@ func TestChartIsXML(t *testing.T) {
 	if !strings.Contains(b.String(), "A &amp; B &lt;cpu&gt;") {
 		t.Error("text is not escaped")
 	}
-	if n := strings.Count(b.String(), "<rect"); n != 1+3+2 {
-		t.Errorf("%d rectangles, want the ground and five bars", n)
+	if n := strings.Count(b.String(), "<rect"); n != 1+4+2 {
+		t.Errorf("%d rectangles, want the ground and six bars", n)
 	}
 	for d := xml.NewDecoder(&b); ; {
 		if _, err := d.Token(); errors.Is(err, io.EOF) {

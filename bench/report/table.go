@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -35,7 +36,7 @@ func (r *Report) Text(w io.Writer) error {
 		}
 	}
 	fmt.Fprintln(w, "\nThe column 'us': how many times as long as sandboxd, or how many times less; above 1 we are ahead (median of the rounds' ratios).")
-	fmt.Fprintf(w, "%.0f %% of the processors' time went to programs that are not part of the run.\n", 100*r.Host.StolenShare)
+	fmt.Fprintln(w, r.company())
 	for _, n := range r.Host.Notes {
 		fmt.Fprintf(w, "%s\n", n)
 	}
@@ -43,6 +44,15 @@ func (r *Report) Text(w io.Writer) error {
 		fmt.Fprintf(w, "\nnot measured: %s: %s\n", s.Scenario, s.Why)
 	}
 	return r.goals(w)
+}
+
+// company says how much of the machine others had meanwhile.
+func (r *Report) company() string {
+	s := fmt.Sprintf("%.0f %% of the processors' time went to programs that are not part of the run.", 100*r.Host.OthersShare)
+	if r.Host.OthersShare > 0.1 {
+		s += " That is much: only the ratios tell something, and they roughly."
+	}
+	return s
 }
 
 // mark begins the line of a goal.
@@ -75,7 +85,7 @@ func (r *Report) Markdown(w io.Writer) error {
 	fmt.Fprintf(&b, "%s, Linux %s, %d × %s; %s run of %s.\n", r.Host.System, r.Host.Kernel, r.Host.CPUs, r.Host.CPU,
 		r.Mode, r.Started.UTC().Format("2006-01-02 15:04 UTC"))
 	fmt.Fprint(&b, "Medians; in brackets how many times as long as sandboxd (or how many times less).\n")
-	fmt.Fprintf(&b, "%.0f %% of the processors' time went to other programs.\n", 100*r.Host.StolenShare)
+	fmt.Fprintln(&b, r.company())
 	for _, n := range r.Host.Notes {
 		fmt.Fprintf(&b, "%s\n", n)
 	}
@@ -100,6 +110,7 @@ func (r *Report) Markdown(w io.Writer) error {
 			fmt.Fprintf(&b, "| %s, %s | %s |\n", sc.Title, unit, strings.Join(cells, " | "))
 		}
 	}
+	r.others(&b)
 	if len(r.Goals) > 0 {
 		fmt.Fprint(&b, "\n| goal | found | |\n|---|---:|---|\n")
 	}
@@ -112,6 +123,22 @@ func (r *Report) Markdown(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// others lists the medians of those who have no column.
+func (r *Report) others(b *strings.Builder) {
+	fmt.Fprintln(b)
+	for _, sc := range r.Scenarios {
+		var found []string
+		for _, s := range r.Of(sc.Name) {
+			if !slices.Contains(columns, s.Contestant) {
+				found = append(found, fmt.Sprintf("%s %s %s", s.Contestant, number(s.Stats().Median), s.Unit))
+			}
+		}
+		if len(found) > 0 {
+			fmt.Fprintf(b, "- %s: %s\n", sc.Title, strings.Join(found, "; "))
+		}
+	}
 }
 
 // number writes three significant digits, and all of a large number.

@@ -79,7 +79,7 @@ func (p *process) takeInput(c *conn) {
 // sendOutput sends what there is, up to a buffer full, in one write.
 func (p *process) sendOutput(c *conn, rd *ringReader) error {
 	const head = initproto.HeaderSize + initproto.OutputHead
-	bp := streamBuffers.Get().(*[]byte)
+	bp := streamBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 	defer streamBuffers.Put(bp)
 	b, used := *bp, 0
 	for len(b)-used > head+512 {

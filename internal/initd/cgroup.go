@@ -74,7 +74,7 @@ func (g *procGroup) pids() ([]int, error) {
 		return nil, fmt.Errorf("reading cgroup.procs of %s: %w", g.name, err)
 	}
 	var pids []int
-	for _, w := range bytes.Fields(b) {
+	for w := range bytes.FieldsSeq(b) {
 		if pid, err := strconv.Atoi(string(w)); err == nil && pid > 1 {
 			pids = append(pids, pid)
 		}

@@ -147,7 +147,7 @@ func (t *table) killAll(deadline time.Time) error {
 		if time.Now().After(deadline) {
 			return sandbox.Errorf(sandbox.ErrConflict, "root_busy", "processes of the old root do not die: stop the sandbox instead")
 		}
-		time.Sleep(200 * time.Microsecond) // killed processes need a moment; each round also catches new ones
+		<-time.After(200 * time.Microsecond) // killed processes need a moment; each round also catches new ones
 	}
 }
 

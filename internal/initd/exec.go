@@ -2,6 +2,7 @@ package initd
 
 import (
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -199,9 +200,7 @@ func buildEnv(acc account, spec sandbox.ProcessSpec, shared map[string]string) m
 		env["TERM"] = "xterm-256color"
 	}
 	for _, m := range []map[string]string{shared, spec.Env} {
-		for k, v := range m {
-			env[k] = v
-		}
+		maps.Copy(env, m)
 	}
 	return env
 }

@@ -53,10 +53,9 @@ type span struct{ from, to int64 }
 
 // ringReader is one attached reader.
 type ringReader struct {
-	r      *ring
-	pos    int64
-	missed int64
-	gone   bool
+	r    *ring
+	pos  int64
+	gone bool
 	// since is when it last took something, or when it first had something to take.
 	since time.Time
 	// progress, if set, tells how much of what was taken is still on its
@@ -89,9 +88,7 @@ func (r *ring) write(stream sandbox.Stream, p []byte) {
 		} else if free < n {
 			n = free
 		}
-		if !r.put(stream, p[:n]) {
-			return
-		}
+		r.put(stream, p[:n])
 		p = p[n:]
 	}
 }
@@ -138,16 +135,16 @@ func (r *ring) waitForRoom() {
 	wake.Stop()
 }
 
-// put stores p, which fits the ring, over the oldest bytes. It reports
-// whether there was memory.
-func (r *ring) put(stream sandbox.Stream, p []byte) bool {
+// put stores p, which fits the ring, over the oldest bytes. Without memory
+// for a ring it is dropped and counted.
+func (r *ring) put(stream sandbox.Stream, p []byte) {
 	if r.mem == nil {
 		mem, err := unix.Mmap(-1, 0, int(r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			r.end += int64(len(p))
 			r.dropped += int64(len(p))
 			r.start, r.segs = r.end, nil
-			return true
+			return
 		}
 		// Huge pages would make one line of output cost 2 MiB.
 		_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
@@ -174,7 +171,6 @@ func (r *ring) put(stream sandbox.Stream, p []byte) bool {
 		r.dropTo(r.segs[len(r.segs)-most].off)
 	}
 	r.changed.Broadcast()
-	return true
 }
 
 func (r *ring) maxSegments() int { return max(minSegments, int(r.size/bytesPerSeg)) }

@@ -2,7 +2,7 @@ package initd
 
 import (
 	"bytes"
-	"math/rand"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -88,12 +88,12 @@ func TestRingWaitsForAReaderThatReads(t *testing.T) {
 	defer r.release()
 	rd := r.attach(0, nil)
 	var want bytes.Buffer
-	rng := rand.New(rand.NewSource(1))
+	rng := rand.NewChaCha8([32]byte{1})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 300 {
-			p := make([]byte, rng.Intn(3000))
-			rng.Read(p)
+			p := make([]byte, rand.New(rng).IntN(3000))
+			_, _ = rng.Read(p)
 			want.Write(p)
 			r.write(sandbox.Stdout, p)
 		}

@@ -108,7 +108,7 @@ func (s *Server) Serve(fd int) error {
 				return fmt.Errorf("accepting on descriptor %d: %w", fd, aerr)
 			}
 			if errors.Is(aerr, unix.EMFILE) || errors.Is(aerr, unix.ENFILE) || errors.Is(aerr, unix.ENOMEM) {
-				time.Sleep(10 * time.Millisecond) // nothing to wait on: someone must close first
+				<-time.After(10 * time.Millisecond) // nothing to wait on: someone must close first
 			}
 			continue
 		}

@@ -197,7 +197,7 @@ func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.S
 	var rerr error
 	var buf *[]byte
 	err := read(func(fd uintptr) bool {
-		buf = pumpBuffers.Get().(*[]byte)
+		buf = pumpBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 		n, rerr = readFD(fd, *buf)
 		if errors.Is(rerr, unix.EAGAIN) {
 			pumpBuffers.Put(buf)
@@ -225,7 +225,7 @@ func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.S
 var errEnd = errors.New("end of stream")
 
 func (p *process) drainOnce(control func(func(uintptr)) error, stream sandbox.Stream) int {
-	buf := pumpBuffers.Get().(*[]byte)
+	buf := pumpBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 	defer pumpBuffers.Put(buf)
 	n := 0
 	if err := control(func(fd uintptr) { n, _ = readFD(fd, *buf) }); err != nil || n <= 0 {

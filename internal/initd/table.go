@@ -2,6 +2,7 @@ package initd
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -204,8 +205,8 @@ func (t *table) trim() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ended, bytes := 0, int64(0)
-	for i := len(t.order) - 1; i >= 0; i-- {
-		p := t.order[i]
+	for _, p := range slices.Backward(t.order) {
+
 		if p.exit == nil {
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -359,8 +360,8 @@ func setTime(dir int, base string, at time.Time) error {
 // finishDirs sets modes and times of directories last: files made in them
 // would change the times, and a mode without write keep files out.
 func (u *unpacker) finishDirs() error {
-	for i := len(u.dirs) - 1; i >= 0; i-- {
-		d := u.dirs[i]
+	for _, d := range slices.Backward(u.dirs) {
+
 		fd, err := linux.OpenBeneath(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
 		if err != nil {
 			return err

@@ -87,7 +87,7 @@ func (j *fileJob) read() error {
 }
 
 func (j *fileJob) sendFile(f *os.File, limit int64) error {
-	bp := dataBuffers.Get().(*[]byte)
+	bp := dataBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 	defer dataBuffers.Put(bp)
 	b := *bp
 	for limit != 0 {
@@ -196,7 +196,7 @@ func (j *fileJob) write() error {
 }
 
 func (nf *newFile) fill(r io.Reader) error {
-	bp := dataBuffers.Get().(*[]byte)
+	bp := dataBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 	defer dataBuffers.Put(bp)
 	// Hide ReadFrom: the copy must use our buffer.
 	_, err := io.CopyBuffer(struct{ io.Writer }{nf.f}, r, *bp)

@@ -82,12 +82,12 @@ func TestErrorsCrossTheWire(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := e.Err()
-		if sandbox.ClassOf(out) != class || sandbox.CodeOf(out) != "some_code" || out.Error() != in.Error() {
+		if !errors.Is(sandbox.ClassOf(out), class) || sandbox.CodeOf(out) != "some_code" || out.Error() != in.Error() {
 			t.Errorf("%v came back as %v, %s, %q", class, sandbox.ClassOf(out), sandbox.CodeOf(out), out)
 		}
 	}
 	hostile := Error{Class: "made up", Code: "Nasty Code", Detail: "\x1b]0;owned\x07" + strings.Repeat("x", 1<<20)}.Err()
-	if sandbox.ClassOf(hostile) != sandbox.ErrUnavailable || sandbox.CodeOf(hostile) != "guest_error" ||
+	if !errors.Is(sandbox.ClassOf(hostile), sandbox.ErrUnavailable) || sandbox.CodeOf(hostile) != "guest_error" ||
 		strings.ContainsAny(hostile.Error(), "\x1b\x07") || len(hostile.Error()) > 2*maxDetail {
 		t.Errorf("hostile error was let through: %.100q", hostile.Error())
 	}

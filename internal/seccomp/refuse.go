@@ -34,11 +34,15 @@ var refusals = []refusal{
 	{call: unix.SYS_IOCTL, arg: 1, values: []uint32{unix.TIOCSTI, unix.TIOCLINUX}, errno: unix.EPERM},
 
 	{call: unix.SYS_SOCKET, values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}, except: true, errno: unix.EAFNOSUPPORT},
-	{call: unix.SYS_SOCKET, arg: 2, values: []uint32{unix.NETLINK_ROUTE}, except: true, errno: unix.EPROTONOSUPPORT,
-		when: &condition{0, []uint32{unix.AF_NETLINK}}},
+	{
+		call: unix.SYS_SOCKET, arg: 2, values: []uint32{unix.NETLINK_ROUTE}, except: true, errno: unix.EPROTONOSUPPORT,
+		when: &condition{0, []uint32{unix.AF_NETLINK}},
+	},
 	// Other protocols would make the host load a module for each.
-	{call: unix.SYS_SOCKET, arg: 2, except: true, errno: unix.EPROTONOSUPPORT, when: &condition{0, []uint32{unix.AF_INET, unix.AF_INET6}},
-		values: []uint32{0, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6}},
+	{
+		call: unix.SYS_SOCKET, arg: 2, except: true, errno: unix.EPROTONOSUPPORT, when: &condition{0, []uint32{unix.AF_INET, unix.AF_INET6}},
+		values: []uint32{0, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6},
+	},
 	{call: unix.SYS_SOCKETPAIR, values: []uint32{unix.AF_UNIX}, except: true, errno: unix.EAFNOSUPPORT},
 
 	{call: unix.SYS_CLONE, errno: unix.EPERM, bits: unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |

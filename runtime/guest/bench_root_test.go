@@ -3,6 +3,7 @@
 package guest_test
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"

@@ -92,7 +92,7 @@ func (g *Guest) dial(ctx context.Context) (*conn, error) {
 		}
 		return nil, unreachable(err)
 	}
-	c := &conn{UnixConn: nc.(*net.UnixConn), ctx: ctx}
+	c := &conn{UnixConn: nc.(*net.UnixConn), ctx: ctx} //nolint:errcheck // a unix dial gives nothing else
 	c.in = bufio.NewReaderSize(c.UnixConn, 4096)
 	c.stop = context.AfterFunc(ctx, func() { _ = c.UnixConn.Close() })
 	return c, nil
