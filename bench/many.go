@@ -147,11 +147,13 @@ func density(ctx context.Context, b *bench) error {
 		return err
 	}
 	b.rep.Scene("density-latency", "new sandbox → first byte beside idle ones", "")
-	b.rep.Scene("density-memory", "memory of each idle sandbox", "by MemAvailable: kernel, PID 1 and daemon together")
+	b.rep.Scene("density-memory", "memory of each idle sandbox", "by MemAvailable: kernel, PID 1 and daemon together, and whatever others take or free meanwhile")
+	b.rep.Scene("density-counted", "the same, counted", "PSS of every PID 1, growth of the daemon's RSS and of the kernel's slab, stacks, page tables and per-cpu memory")
+	b.rep.Scene("density-init", "of it, PID 1", "PSS")
 	b.rep.Scene("density-rss", "resident memory of the daemon", "")
 	b.rep.Scene("density-cpu", "cpu of daemon and idle sandboxes, share of one core", "")
 	var have int
-	var empty float64
+	var empty memory
 	for _, level := range b.plan.levels {
 		if err := each(4, make([]struct{}, level-have), func(struct{}) error {
 			_, err := d.Create(ctx, spec(), "")
@@ -185,26 +187,72 @@ func density(ctx context.Context, b *bench) error {
 
 func at(level int) string { return fmt.Sprintf("%s at %d", report.Us, level) }
 
-// idleCost measures memory and cpu of a host with some idle sandboxes.
-func (b *bench) idleCost(ctx context.Context, d *daemon, level int, empty *float64) error {
+// memory is what a level is compared with: bytes.
+type memory struct {
+	free   float64 // as the kernel reckons; everybody's doing
+	kernel float64 // the kernel's own
+	daemon float64 // resident
+}
+
+func (b *bench) memoryNow(ctx context.Context, d *daemon) (m memory, err error) {
 	if err := command(ctx, "sync"); err != nil {
-		return err
+		return m, err
 	}
-	const readings = 5
-	var free float64
-	for range readings { // others use memory as well; a mean of some readings is steadier
-		free += float64(meminfo("MemAvailable:")) / readings
+	const readings = 5 // a mean of some is steadier
+	for range readings {
+		m.free += float64(meminfo("MemAvailable:")) / readings
+		for _, key := range []string{"Slab:", "KernelStack:", "PageTables:", "Percpu:"} {
+			m.kernel += float64(meminfo(key)) / readings
+		}
 		if err := pause(ctx, 100*time.Millisecond); err != nil {
-			return err
+			return m, err
 		}
 	}
-	if level == 0 {
-		*empty = free
-	} else {
-		b.rep.Add("density-memory", at(level), "MiB", false, (*empty-free)/float64(level)/(1<<20))
+	m.daemon = float64(processMemory(d.cmd.Process.Pid, "status", "VmRSS:"))
+	return m, nil
+}
+
+// processMemory reads one line of a process's status or smaps_rollup, in bytes.
+func processMemory(pid int, file, key string) int64 {
+	return kilobytes(field(filepath.Join("/proc", strconv.Itoa(pid), file), key))
+}
+
+// inits returns the proportional memory of every sandbox's PID 1.
+func (d *daemon) inits(ctx context.Context) (float64, error) {
+	var sum float64
+	for sb, err := range d.All(ctx, sandbox.Filter{Statuses: []sandbox.Status{sandbox.StatusRunning}, Limit: sandbox.MaxPage}) {
+		if err != nil {
+			return 0, err
+		}
+		pss := processMemory(sb.InitPID, "smaps_rollup", "Pss:")
+		if pss == 0 {
+			return 0, fmt.Errorf("sandbox %s: process %d has no memory", sb.ID, sb.InitPID)
+		}
+		sum += float64(pss)
 	}
-	rss := kilobytes(field(filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "status"), "VmRSS:"))
-	b.rep.Add("density-rss", at(level), "MiB", false, float64(rss)/(1<<20))
+	return sum, nil
+}
+
+// idleCost measures memory and cpu of a host with some idle sandboxes.
+func (b *bench) idleCost(ctx context.Context, d *daemon, level int, empty *memory) error {
+	now, err := b.memoryNow(ctx, d)
+	if err != nil {
+		return err
+	}
+	if level == 0 {
+		*empty = now
+	} else {
+		inits, err := d.inits(ctx)
+		if err != nil {
+			return err
+		}
+		const mib = 1 << 20
+		each := func(bytes float64) float64 { return bytes / float64(level) / mib }
+		b.rep.Add("density-memory", at(level), "MiB", false, each(empty.free-now.free))
+		b.rep.Add("density-counted", at(level), "MiB", false, each(inits+now.kernel-empty.kernel+now.daemon-empty.daemon))
+		b.rep.Add("density-init", at(level), "MiB", false, each(inits))
+	}
+	b.rep.Add("density-rss", at(level), "MiB", false, now.daemon/(1<<20))
 	before, start := b.working(), time.Now()
 	if err := pause(ctx, b.plan.idleFor); err != nil {
 		return err
