@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -249,6 +250,65 @@ func TestDirty(t *testing.T) {
 	if _, err := s.Mount(t.Context(), gone); sandbox.CodeOf(err) != "no_layer" {
 		t.Errorf("mounted without a layer: %v", err)
 	}
+}
+
+// TestCleanWritesToDisk: an overlay without sync leaves what it is given in
+// memory; what a stopped sandbox holds must not depend on that.
+func TestCleanWritesToDisk(t *testing.T) {
+	s := openTest(t)
+	img := importTest(t, s, tarEntry{name: "f"})
+	in := startInside(t, testBase)
+	id := create(t, s)
+	root := mountTest(t, s, in, id, img)
+	if got := in.run(t, root, "write", "/data", strings.Repeat("x", 16<<10)); got != "ok" {
+		t.Fatal(got)
+	}
+	root.Close()
+	name := s.vol.path(sandboxesDir, string(id), "upper", "data")
+	if !delayed(t, name) {
+		t.Fatal("the file is on disk already: this shows nothing")
+	}
+	if err := s.Clean(id); err != nil {
+		t.Fatal(err)
+	}
+	if delayed(t, name) {
+		t.Error("a cleaned upper has data in memory only")
+	}
+}
+
+// delayed reports whether a file's data still waits for its place on disk
+// (FS_IOC_FIEMAP in Documentation/filesystems/fiemap.rst).
+func delayed(t *testing.T, name string) bool {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const fiemap, delalloc = 0xc020660b, 0x4
+	var m struct {
+		start, length                 uint64
+		flags, mapped, count, reserve uint32
+		extent                        [32]struct {
+			logical, physical, length uint64
+			_                         [2]uint64
+			flags                     uint32
+			_                         [3]uint32
+		}
+	}
+	m.length, m.count = 1<<62, uint32(len(m.extent))
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fiemap, uintptr(unsafe.Pointer(&m))); errno != 0 {
+		t.Fatalf("ask where %s lies: %v", name, errno)
+	}
+	if m.mapped == 0 {
+		t.Fatalf("%s has no data", name)
+	}
+	for _, e := range m.extent[:min(m.mapped, m.count)] {
+		if e.flags&delalloc != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // plantIn binds a directory over one of the host's, in the test's own mount

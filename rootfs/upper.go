@@ -164,15 +164,24 @@ func (s *Store) Uppers() ([]sandbox.ID, error) {
 	return ids, nil
 }
 
-// Clean removes the mark that a volatile overlay leaves on its upper, after
-// which Mount takes the upper again. Call it when the sandbox's processes
-// are gone but the host has not gone down since: after a host crash the upper
-// may lack data that was never written, which the mark is there to tell.
-// Repeating it, or calling it for a sandbox without an upper, is no error.
+// Clean writes the upper of a sandbox to disk and removes the mark that a
+// volatile overlay left on it, after which Mount takes the upper again. Call
+// it when the sandbox's processes are gone but the host has not gone down
+// since: after a host crash the upper may lack data that was never written,
+// which the mark is there to tell. Once Clean has returned, a host crash
+// loses nothing. Repeating it, or calling it for a sandbox without an upper,
+// is no error.
 func (s *Store) Clean(id sandbox.ID) error {
 	dir, err := s.sandboxDir(id)
 	if err != nil {
 		return err
+	}
+	dirty, err := s.Dirty(id)
+	if err == nil && dirty {
+		err = s.vol.sync() // the mark goes last: it may not be missed
+	}
+	if err != nil {
+		return fmt.Errorf("rootfs: clean %s: %w", id, err)
 	}
 	// work is the overlay's own: no name in it comes from the sandbox.
 	if err := os.RemoveAll(filepath.Join(dir, "work", "work", "incompat")); err != nil {
