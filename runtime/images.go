@@ -44,11 +44,11 @@ func (m *Manager) ImportImage(ctx context.Context, name string, r io.Reader) (sa
 		return sandbox.Image{}, err
 	}
 	img, err := m.importTar(ctx, name, r)
+	m.collectSoon() // of an old image, or of one that came to nothing
 	if err != nil {
 		return img, err
 	}
-	m.record(ctx, sandbox.Event{Type: "image.imported", Data: map[string]string{"image": name, "digest": img.Digest}})
-	m.collectSoon()
+	m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.imported", Data: map[string]string{"image": name, "digest": img.Digest}})
 	return img, nil
 }
 
@@ -80,7 +80,7 @@ func (m *Manager) RemoveImage(ctx context.Context, name string) error {
 	if err := m.state.DeleteImage(ctx, name); err != nil {
 		return err
 	}
-	m.record(ctx, sandbox.Event{Type: "image.removed", Data: map[string]string{"image": name}})
+	m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.removed", Data: map[string]string{"image": name}})
 	m.collectSoon()
 	return nil
 }

@@ -64,11 +64,11 @@ func (m *Manager) Processes(ctx context.Context, ref string) ([]sandbox.Process,
 	}
 	if b := m.box(sb.ID); b != nil && sb.Status == sandbox.StatusRunning {
 		procs, err := b.guest.Processes(ctx)
+		ends := make([]*sandbox.ExitStatus, len(procs))
 		for i := range procs {
-			if procs[i].Exit != nil {
-				m.judge(b, procs[i].Exit)
-			}
+			ends[i] = procs[i].Exit
 		}
+		m.judge(b, ends...)
 		return procs, err
 	}
 	kept, err := m.state.Processes(ctx, sb.ID)

@@ -110,11 +110,28 @@ func (m *Manager) mainEnded(ctx context.Context, b *box) (ending, bool) {
 }
 
 // judge marks a SIGKILL as the kernel's when the sandbox's count of OOM
-// kills rose just before.
-func (m *Manager) judge(b *box, e *sandbox.ExitStatus) {
-	if e.Signal != "SIGKILL" || e.TimedOut {
-		return
+// kills rose just before. Of many ends it asks for the count once.
+func (m *Manager) judge(b *box, ends ...*sandbox.ExitStatus) {
+	asked := false
+	for _, e := range ends {
+		if e == nil || e.Signal != "SIGKILL" || e.TimedOut {
+			continue
+		}
+		if !asked {
+			m.lookForOOM(b)
+			asked = true
+		}
+		b.mu.Lock()
+		at := b.oomAt
+		b.mu.Unlock()
+		if !at.IsZero() && e.At.Sub(at).Abs() < oomWindow {
+			e.OOM = true
+		}
 	}
+}
+
+// lookForOOM notes whether the kernel's count of OOM kills rose.
+func (m *Manager) lookForOOM(b *box) {
 	u, err := m.cgroup.Usage(b.id)
 	if err != nil {
 		return
@@ -123,9 +140,6 @@ func (m *Manager) judge(b *box, e *sandbox.ExitStatus) {
 	defer b.mu.Unlock()
 	if u.OOMKills > b.oomKills {
 		b.oomKills, b.oomAt = u.OOMKills, time.Now()
-	}
-	if !b.oomAt.IsZero() && e.At.Sub(b.oomAt).Abs() < oomWindow {
-		e.OOM = true
 	}
 }
 

@@ -151,7 +151,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	shells, err := launch.New(launch.Config{RunDir: c.RunDir, InitBinary: initbin.Binary, Log: log})
+	shells, err := launch.New(launch.Config{RunDir: c.RunDir, InitBinary: initbin.Binary})
 	if err != nil {
 		return nil, p, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,7 +24,6 @@ import (
 type Config struct {
 	RunDir     string // the daemon's run directory; must be absolute
 	InitBinary []byte // PID 1, a static program
-	Log        *slog.Logger
 }
 
 // Launcher makes and removes shells. It is safe for concurrent use.
@@ -34,8 +32,10 @@ type Launcher struct {
 	skeleton skeleton
 	mqueue   bool
 	maxFiles uint64
-	log      *slog.Logger
 }
+
+// maxSunPath is the longest path of a socket (unix(7)).
+const maxSunPath = 107
 
 // New prepares the skeleton. The program must be in its own mount namespace
 // (EnterPrivateMounts).
@@ -43,7 +43,10 @@ func New(cfg Config) (*Launcher, error) {
 	if !cgroups.IsCgroup2UnifiedMode() {
 		return nil, sandbox.Errorf(sandbox.ErrUnsupported, "cgroup2_missing", "no cgroup2 tree on %s: the program is not in its own mount namespace", cgroupMount)
 	}
-	l := &Launcher{dir: cfg.RunDir, log: cfg.Log, maxFiles: 65536}
+	l := &Launcher{dir: cfg.RunDir}
+	if n := len(l.SocketPath(sandbox.NewID())); n > maxSunPath {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "run_dir_too_long", "run directory %s: sockets below it would have paths of %d bytes, and %d are the most: choose a shorter --run-dir", l.dir, n, maxSunPath)
+	}
 	// Mapped ids pass through the run directory to the skeleton.
 	if err := os.MkdirAll(l.dir, 0o711); err != nil {
 		return nil, err
@@ -136,7 +139,8 @@ func closeFile(f *os.File) error {
 }
 
 // Start makes a shell. On return PID 1 runs its program and its socket takes
-// connections. On error nothing is left but what Remove takes away.
+// connections. On error nothing is left but processes in the cgroup, and
+// what Remove takes away.
 func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	if err := l.Remove(spec.ID); err != nil {
 		return nil, err

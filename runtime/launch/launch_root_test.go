@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -51,10 +50,13 @@ func newLauncher(t testing.TB) *Launcher {
 	if _, err := New(Config{RunDir: filepath.Join(dir, "run"), InitBinary: b}); sandbox.CodeOf(err) != "run_dir_unreachable" {
 		t.Fatalf("a run directory nobody can reach: %v", err)
 	}
+	if _, err := New(Config{RunDir: filepath.Join(dir, strings.Repeat("x", 90)), InitBinary: b}); sandbox.CodeOf(err) != "run_dir_too_long" {
+		t.Fatalf("a run directory too long for sockets: %v", err)
+	}
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	l, err := New(Config{RunDir: dir, InitBinary: b, Log: slog.New(slog.DiscardHandler)})
+	l, err := New(Config{RunDir: dir, InitBinary: b})
 	if err != nil {
 		t.Fatal(err)
 	}
