@@ -183,7 +183,7 @@ func (s *Server) events(c *conn, a initproto.EventsAfter) error {
 		t.changed.Broadcast()
 		t.mu.Unlock()
 	}()
-	seq := a.After
+	seq := max(a.After, 0)
 	for {
 		evs, ok := t.eventsAfter(seq, &stop)
 		if !ok {
