@@ -40,7 +40,7 @@ func until(t *testing.T, h *house, id sandbox.ID, ok func(sandbox.Sandbox) bool)
 		if time.Now().After(deadline) {
 			t.Fatalf("sandbox stayed %s (%s: %s)", sb.Status, sb.Reason, sb.Detail)
 		}
-		time.Sleep(2 * time.Millisecond)
+		<-time.After(2 * time.Millisecond)
 	}
 }
 

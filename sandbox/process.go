@@ -14,7 +14,7 @@ type ProcessSpec struct {
 	Stdin          bool              `json:"stdin,omitempty" doc:"Keep a standard input open for the client; otherwise /dev/null."`
 	TTY            *WindowSize       `json:"tty,omitempty" doc:"Run on a pseudo terminal of this size; output is then one stream."`
 	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" minimum:"0" doc:"After this long the whole tree gets TERM and, 5 s later, KILL; 0 means none."`
-	OutputBytes    int               `json:"output_bytes,omitempty" minimum:"0" maximum:"67108864" doc:"Output kept for replay; 0 means 1 MiB."`
+	OutputBytes    int               `json:"output_bytes,omitempty" minimum:"0" maximum:"67108864" doc:"Output kept for replay; 0 means 1 MiB. Beyond 192 MiB over all running processes a new one keeps 32 KiB."`
 	Tag            string            `json:"tag,omitempty" maxLength:"63" doc:"A word of the caller's to find it by."`
 	Main           bool              `json:"main,omitempty" doc:"When this process ends the sandbox ends with it: reason exited, oom or timeout."`
 }

@@ -50,7 +50,7 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	env := buildEnv(acc, spec, cfg.Env)
 	dir := workDir(spec, cfg.Configure, acc)
 	id := s.procs.newID()
-	p := &process{out: newRing(spec.OutputBytes)}
+	p := &process{out: newRing(s.procs.ringSize(spec.OutputBytes))}
 	p.rec = sandbox.Process{ID: id, Argv: shortArgv(spec.Argv), User: acc.name, Tag: spec.Tag, TTY: spec.TTY != nil, Main: spec.Main}
 	st, err := openStdio(spec, acc)
 	if err != nil {

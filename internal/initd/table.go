@@ -16,7 +16,11 @@ import (
 const (
 	defaultKeepEnded = 64
 	maxEndedBytes    = 16 << 20
-	maxEvents        = 512
+	// Rings of running processes. With small ones for all the processes the
+	// cgroup tree has room for (4096) it stays below what init is given.
+	maxLiveBytes = 192 << 20
+	smallRing    = 32 << 10
+	maxEvents    = 512
 )
 
 // table holds every process the daemon asked for, living or ended, and the
@@ -197,6 +201,24 @@ func (t *table) records() []sandbox.Process {
 		out = append(out, p.recordLocked())
 	}
 	return out
+}
+
+// ringSize is how much output a new process may keep: what it asks for while
+// the rings of all that run leave room, a small one after that. PID 1 has
+// little memory of its own, and to lose it is to lose the sandbox.
+func (t *table) ringSize(asked int) int {
+	if asked <= 0 {
+		asked = sandbox.DefaultOutput
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	room := int64(maxLiveBytes)
+	for _, p := range t.order {
+		if p.exit == nil {
+			room -= p.out.size
+		}
+	}
+	return max(smallRing, int(min(int64(asked), room)))
 }
 
 // trim drops the oldest ended processes beyond the bounds on their number and

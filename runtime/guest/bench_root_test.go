@@ -112,7 +112,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 	}
 	b.StopTimer()
 	// Memory is given back a second after the last operation.
-	time.Sleep(2 * time.Second)
+	<-time.After(2 * time.Second)
 	var pss, pte float64
 	for _, x := range boxes {
 		pss += field(b, x.cmd.Process.Pid, "smaps_rollup", "Pss:")

@@ -139,7 +139,7 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(700 * time.Millisecond)
+	<-time.After(700 * time.Millisecond)
 	if p, err = b.Process(ctx(t), p.ID); err != nil || p.Exit != nil {
 		t.Errorf("without a timeout it ended: %+v %v", p, err)
 	}
@@ -300,7 +300,7 @@ func TestSlowReaderLosesNothingAndStalledOneDoesNotHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		got += int64(len(o.Data))
-		time.Sleep(20 * time.Millisecond) // a client slower than the process
+		<-time.After(20 * time.Millisecond) // a client slower than the process
 	}
 	if got != total {
 		t.Errorf("slow reader got %d of %d", got, total)

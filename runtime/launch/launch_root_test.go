@@ -82,7 +82,7 @@ func testCgroup(t testing.TB, id sandbox.ID) string {
 			if err := os.Remove(cgroupMount + path); err == nil || errors.Is(err, os.ErrNotExist) {
 				break
 			}
-			time.Sleep(2 * time.Millisecond)
+			<-time.After(2 * time.Millisecond)
 		}
 		_ = os.Remove(filepath.Dir(cgroupMount + path))
 	})
