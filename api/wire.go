@@ -5,13 +5,50 @@ import "github.com/sandboxd/sandboxd/sandbox"
 // Header names.
 const (
 	HeaderRequestID      = "X-Request-Id"    // on every response; a caller's own is kept when it is plain
-	HeaderIdempotencyKey = "Idempotency-Key" // on create
+	HeaderIdempotencyKey = "Idempotency-Key" // on create and run
 	HeaderFileInfo       = "X-File-Info"     // on a file read: base64 of FileInfo as JSON
 	HeaderLastEventID    = "Last-Event-ID"   // on an event stream: go on after it
 )
 
 // MaxJSONBody is the largest JSON body the server reads, in bytes.
 const MaxJSONBody = 1 << 20
+
+// Bounds of a request that brings a command's whole standard input, in bytes.
+const (
+	MaxInput    = 1 << 20                        // decoded
+	MaxExecBody = MaxJSONBody + MaxInput/3*4 + 4 // with it, in base64
+)
+
+// ExecRequest asks for a command, with all of its standard input.
+type ExecRequest struct {
+	sandbox.ProcessSpec
+	Input []byte `json:"input,omitempty" doc:"All of the command's standard input, at most 1 MiB; then comes its end. Not with stdin."`
+}
+
+// Validate checks what can be judged without the sandbox.
+func (r ExecRequest) Validate() error {
+	switch {
+	case len(r.Input) > MaxInput:
+		return sandbox.Errorf(sandbox.ErrTooLarge, "input_too_large", "input of %d bytes: at most %d; write a file, or use the WebSocket", len(r.Input), MaxInput)
+	case r.Stdin:
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_stdin", "stdin: this request cannot send more later: give all of it as input, or use the WebSocket")
+	}
+	return r.ProcessSpec.Validate()
+}
+
+// RunRequest asks for a new sandbox and a command in it.
+type RunRequest struct {
+	Sandbox sandbox.Spec `json:"sandbox,omitempty"`
+	Process ExecRequest  `json:"process"`
+}
+
+// Validate checks what can be judged without the daemon.
+func (r RunRequest) Validate() error {
+	if err := r.Sandbox.Validate(); err != nil {
+		return err
+	}
+	return r.Process.Validate()
+}
 
 // SandboxList is one page of sandboxes, newest first.
 type SandboxList struct {

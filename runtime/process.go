@@ -2,8 +2,10 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -37,6 +39,36 @@ func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec
 		return nil, err
 	}
 	return m.attach(b, leave, p), nil
+}
+
+// Run makes a sandbox and starts a command in it. A command that cannot
+// start leaves no sandbox, nor does a caller who goes away before it could;
+// one who goes away later only loses the connection. A sandbox that the
+// idempotency key made before stays as it is: nothing is run again, and the
+// error is of class ErrConflict.
+func (m *Manager) Run(ctx context.Context, req sandbox.CreateRequest, spec sandbox.ProcessSpec) (sandbox.Sandbox, sandbox.ProcessIO, error) {
+	if err := spec.Validate(); err != nil {
+		return sandbox.Sandbox{}, nil, err
+	}
+	// Nobody else knows the new sandbox: it is for us to see it through.
+	work := context.WithoutCancel(ctx)
+	began := time.Now().Truncate(time.Millisecond)
+	sb, err := m.Create(work, req)
+	switch {
+	case err != nil:
+		return sb, nil, err
+	case req.IdempotencyKey != "" && sb.CreatedAt.Before(began):
+		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again; 'sandbox exec' runs more in it", sb.ID)
+	}
+	var p sandbox.ProcessIO
+	if err = ctx.Err(); err == nil {
+		p, err = m.Exec(work, string(sb.ID), spec)
+	}
+	if err != nil {
+		_, rerr := m.Remove(work, string(sb.ID), req.Actor)
+		return sb, nil, errors.Join(err, rerr)
+	}
+	return sb, p, nil
 }
 
 // Attach connects to a process from an output offset on; a negative one

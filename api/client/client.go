@@ -54,7 +54,7 @@ func New(host string, opts ...Option) (*Client, error) {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	tr := &http.Transport{
 		DialContext: dialer.DialContext, Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: 10 * time.Second,
-		MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, DisableCompression: true,
+		MaxIdleConnsPerHost: 256, IdleConnTimeout: time.Minute, DisableCompression: true,
 		WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}
 	c := &Client{host: host, http: &http.Client{Transport: tr}, patience: time.Minute}

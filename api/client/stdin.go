@@ -36,6 +36,14 @@ func (in *stdin) init(conn *websocket.Conn, taken int64) {
 	in.conn, in.base = conn, taken
 }
 
+// given notes that the server was given all of stdin at once: nothing can be
+// added, and a new connection goes on where the process stopped reading.
+func (in *stdin) given(all []byte) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.kept, in.ended, in.closed = all, len(all) > 0, true
+}
+
 // write sends p in frames, as the window permits.
 func (in *stdin) write(ctx context.Context, p []byte) (int, error) {
 	in.writing.Lock()

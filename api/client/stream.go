@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -20,9 +19,9 @@ import (
 // signalTimeout bounds a signal sent on a stream, which has no context.
 const signalTimeout = 10 * time.Second
 
-// stream is a ProcessIO over a WebSocket that is made again, from the offset
-// after the last byte seen, when it breaks. Only the goroutine in Next reads
-// and reconnects; stdin has its own state (stdin.go).
+// stream is a ProcessIO over one connection, which is made again, from the
+// offset after the last byte seen, when it breaks. Only the goroutine in Next
+// reads and reconnects; stdin has its own state (stdin.go).
 type stream struct {
 	c      *Client
 	ref    string
@@ -30,7 +29,7 @@ type stream struct {
 	cancel context.CancelFunc
 
 	process sandbox.Process
-	conn    *websocket.Conn
+	conn    wire
 	in      stdin
 
 	// Of the goroutine in Next.
@@ -49,30 +48,81 @@ var _ sandbox.ProcessIO = (*stream)(nil)
 // command may still run. Standard input is sent only as fast as the command
 // takes it, which is learned in Next: somebody must call it meanwhile.
 func (c *Client) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
-	first, err := json.Marshal(spec)
-	if err != nil {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "process spec: %w", err)
+	if !interactive(spec) {
+		return c.ExecInput(ctx, ref, spec, nil)
 	}
 	s := c.newStream(ctx, ref, 0)
-	conn, p, err := c.dialProcess(s.ctx, at(ref, "exec"), nil, first)
+	w, started, err := c.dial(s.ctx, at(ref, "exec"), nil, nil, spec)
 	if err != nil {
-		s.cancel()
-		return nil, err
+		return nil, s.fail(err)
 	}
-	s.begin(conn, p)
+	s.begin(w, w.ws, started)
 	return s, nil
 }
+
+// ExecInput is Exec of a command whose standard input is known beforehand: at
+// most api.MaxInput bytes, and then its end. It is one request, on a
+// connection that is used again.
+func (c *Client) ExecInput(ctx context.Context, ref string, spec sandbox.ProcessSpec, input []byte) (sandbox.ProcessIO, error) {
+	s := c.newStream(ctx, ref, 0)
+	w, started, err := c.stream(s.ctx, at(ref, "exec"), http.Header{}, api.ExecRequest{ProcessSpec: spec, Input: input})
+	if err != nil {
+		return nil, s.fail(err)
+	}
+	s.begin(w, nil, started)
+	s.in.given(input)
+	return s, nil
+}
+
+// Run makes a sandbox and starts a command in it, in one request; the stream
+// is as Exec's. A command that cannot start leaves no sandbox. With an
+// idempotency key a repeated call runs nothing and is ErrConflict: Create with
+// the same key and spec returns the sandbox of the first.
+func (c *Client) Run(ctx context.Context, req api.RunRequest, idempotencyKey string) (sandbox.Sandbox, sandbox.ProcessIO, error) {
+	h := http.Header{}
+	if idempotencyKey != "" {
+		h.Set(api.HeaderIdempotencyKey, idempotencyKey)
+	}
+	s := c.newStream(ctx, "", 0)
+	var conn wire
+	var ws *websocket.Conn
+	var started api.Message
+	var err error
+	if interactive(req.Process.ProcessSpec) {
+		var w *socket
+		if w, started, err = c.dial(s.ctx, path("run"), nil, h, req); err == nil {
+			conn, ws = w, w.ws
+		}
+	} else {
+		conn, started, err = c.stream(s.ctx, path("run"), h, req)
+	}
+	if err == nil && started.Sandbox == nil {
+		err = sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the daemon does not tell which sandbox it made: 'sandbox ls' lists them")
+	}
+	if err != nil {
+		return sandbox.Sandbox{}, nil, s.fail(err)
+	}
+	s.ref = string(started.Sandbox.ID)
+	s.begin(conn, ws, started)
+	if ws == nil {
+		s.in.given(req.Process.Input)
+	}
+	return *started.Sandbox, s, nil
+}
+
+// interactive tells whether a client may have more to say to a process after
+// it has started, but for signals, which are requests of their own.
+func interactive(spec sandbox.ProcessSpec) bool { return spec.Stdin || spec.TTY != nil }
 
 // Attach connects to a running or ended process, from an output offset on;
 // a negative one means the oldest byte kept. The stream is as Exec's.
 func (c *Client) Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error) {
 	s := c.newStream(ctx, ref, offset)
-	conn, p, err := s.attach(id, offset)
+	w, started, err := s.attach(id, offset)
 	if err != nil {
-		s.cancel()
-		return nil, err
+		return nil, s.fail(err)
 	}
-	s.begin(conn, p)
+	s.begin(w, w.ws, started)
 	return s, nil
 }
 
@@ -82,68 +132,23 @@ func (c *Client) newStream(ctx context.Context, ref string, offset int64) *strea
 	return s
 }
 
-func (s *stream) begin(conn *websocket.Conn, p sandbox.Process) {
-	s.conn, s.process = conn, p
-	s.in.init(conn, p.StdinBytes)
+// fail lets go of a stream that could not begin.
+func (s *stream) fail(err error) error {
+	s.cancel()
+	return err
+}
+
+// begin notes the first connection; ws is nil where it takes no messages.
+func (s *stream) begin(w wire, ws *websocket.Conn, started api.Message) {
+	s.conn, s.process = w, *started.Process
+	s.in.init(ws, s.process.StdinBytes)
 	context.AfterFunc(s.ctx, func() { s.in.end(context.Cause(s.ctx)) })
 }
 
-func (s *stream) attach(id sandbox.ProcessID, offset int64) (*websocket.Conn, sandbox.Process, error) {
-	return s.c.dialProcess(s.ctx, at(s.ref, "processes", string(id), "attach"), url.Values{"offset": {strconv.FormatInt(max(offset, -1), 10)}}, nil)
-}
-
-// dialProcess opens a process stream up to its "started" message.
-func (c *Client) dialProcess(ctx context.Context, path string, q url.Values, first []byte) (*websocket.Conn, sandbox.Process, error) {
-	target := c.base + path
-	if len(q) > 0 {
-		target += "?" + q.Encode()
-	}
-	conn, resp, err := websocket.Dial(ctx, target, &websocket.DialOptions{HTTPClient: c.ws, CompressionMode: websocket.CompressionDisabled})
-	if err != nil {
-		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
-			return nil, sandbox.Process{}, problem(resp)
-		}
-		return nil, sandbox.Process{}, c.unreachable(ctx, err)
-	}
-	conn.SetReadLimit(api.MaxFrame)
-	p, err := handshake(ctx, conn, first)
-	if err != nil {
-		_ = conn.CloseNow() // the error says more
-		return nil, p, err
-	}
-	return conn, p, nil
-}
-
-func handshake(ctx context.Context, conn *websocket.Conn, first []byte) (sandbox.Process, error) {
-	broke := func(err error) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the connection broke before the process was known: %w; 'sandbox ps' tells whether it runs", err)
-	}
-	if first != nil {
-		if err := conn.Write(ctx, websocket.MessageText, first); err != nil {
-			return sandbox.Process{}, broke(err)
-		}
-	}
-	for {
-		_, b, err := conn.Read(ctx)
-		if err != nil {
-			return sandbox.Process{}, broke(err)
-		}
-		var m api.Message
-		if err := json.Unmarshal(b, &m); err != nil {
-			return sandbox.Process{}, broke(err)
-		}
-		switch {
-		case m.Type == api.MsgStarted && m.Process != nil:
-			return *m.Process, nil
-		case m.Type == api.MsgError && m.Problem != nil:
-			return sandbox.Process{}, m.Problem.Err()
-		case m.Type != api.MsgHeartbeat:
-			return sandbox.Process{}, broke(fmt.Errorf("message of type %.40q", m.Type))
-		}
-	}
+// attach connects to the stream's process, at first or again.
+func (s *stream) attach(id sandbox.ProcessID, offset int64) (*socket, api.Message, error) {
+	q := url.Values{"offset": {strconv.FormatInt(max(offset, -1), 10)}}
+	return s.c.dial(s.ctx, at(s.ref, "processes", string(id), "attach"), q, nil, nil)
 }
 
 // Process implements sandbox.ProcessIO.
@@ -160,17 +165,15 @@ func (s *stream) Exit() (sandbox.ExitStatus, bool) {
 // Next implements sandbox.ProcessIO.
 func (s *stream) Next() (sandbox.Output, error) {
 	for s.end == nil {
-		typ, r, err := s.conn.Reader(s.ctx)
-		if err == nil {
-			s.buf, err = readAll(r, s.buf[:0])
-		}
-		if err != nil {
+		var kind byte
+		var err error
+		if kind, s.buf, err = s.conn.read(s.ctx, s.buf); err != nil {
 			if err := s.reconnect(err); err != nil {
 				s.finish(err)
 			}
 			continue
 		}
-		if typ == websocket.MessageBinary {
+		if kind == api.FrameBinary {
 			if out, ok := s.output(s.buf); ok {
 				return out, nil
 			}
@@ -237,24 +240,24 @@ func (s *stream) message(text []byte) {
 // finish makes Next return err for good.
 func (s *stream) finish(err error) {
 	s.end = err
+	s.conn.close(errors.Is(err, io.EOF))
 	s.cancel()
-	_ = s.conn.CloseNow() // nothing more is wanted of it
 }
 
 // reconnect attaches again at the offset reached. It returns what ends the
 // stream: cause when patience is over, or why the process cannot be found.
 func (s *stream) reconnect(cause error) error {
-	_ = s.conn.CloseNow() // broken already
+	s.conn.close(false) // broken already
 	s.in.detach()
 	if s.ctx.Err() != nil {
 		return s.ctx.Err()
 	}
 	b := backoff{patience: s.c.patience}
 	for b.wait(s.ctx) {
-		conn, p, err := s.attach(s.process.ID, s.offset)
+		w, started, err := s.attach(s.process.ID, s.offset)
 		if err == nil {
-			s.conn, s.dropped = conn, 0 // what was told and not returned is told again
-			s.in.attach(s.ctx, conn, p.StdinBytes)
+			s.conn, s.dropped = w, 0 // what was told and not returned is told again
+			s.in.attach(s.ctx, w.ws, started.Process.StdinBytes)
 			return nil
 		}
 		if !errors.Is(err, sandbox.ErrUnavailable) {
@@ -281,7 +284,12 @@ func (s *stream) CloseStdin() error { return s.in.finish(s.ctx) }
 
 // Resize implements sandbox.ProcessIO. The last size is sent again on a new
 // connection.
-func (s *stream) Resize(size sandbox.WindowSize) error { return s.in.resize(s.ctx, size) }
+func (s *stream) Resize(size sandbox.WindowSize) error {
+	if !s.process.TTY {
+		return sandbox.Errorf(sandbox.ErrConflict, "no_terminal", "process %s has no terminal: start it with tty", s.process.ID)
+	}
+	return s.in.resize(s.ctx, size)
+}
 
 // Signal implements sandbox.ProcessIO. It has its own request, so it arrives
 // however full standard input is.

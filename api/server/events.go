@@ -215,21 +215,15 @@ func (s *server) watchFiles(ctx context.Context, in *watchInput) (*huma.StreamRe
 // sse answers with a stream of server-sent events (WHATWG HTML, section
 // 9.2), which ends with the client, with the server or with run.
 func (s *server) sse(ctx context.Context, run func(context.Context, *sseWriter) error) (*huma.StreamResponse, error) {
-	end, err := streaming(ctx)
+	l, err := streaming(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) {
-		defer end()
+		defer l.end()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		go func() {
-			select {
-			case <-ctx.Done():
-			case <-draining(ctx):
-				cancel()
-			}
-		}()
+		l.onDrain(cancel)
 		w := &sseWriter{w: requestOf(ctx).w, rc: http.NewResponseController(requestOf(ctx).w)}
 		w.w.Header().Set("Content-Type", eventStream)
 		w.w.Header().Set("Cache-Control", "no-store")

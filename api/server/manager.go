@@ -42,6 +42,9 @@ type Sandboxes interface {
 type Processes interface {
 	StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.Process, error)
 	Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
+	// Run is Create and Exec in one. After an error there is no sandbox; one
+	// that the idempotency key made before stays, and is a conflict.
+	Run(ctx context.Context, req sandbox.CreateRequest, spec sandbox.ProcessSpec) (sandbox.Sandbox, sandbox.ProcessIO, error)
 	// Attach reads from an output offset on; a negative one means the
 	// oldest byte kept.
 	Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)

@@ -19,6 +19,7 @@ var routes = []string{
 	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
 	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start",
 	"GET /v1/sandboxes/{ref}/usage", "GET /v1/sandboxes/{ref}/output", "GET /v1/sandboxes/{ref}/exec",
+	"POST /v1/sandboxes/{ref}/exec", "GET /v1/run", "POST /v1/run",
 	"GET /v1/sandboxes/{ref}/processes", "POST /v1/sandboxes/{ref}/processes", "GET /v1/sandboxes/{ref}/processes/{pid}",
 	"POST /v1/sandboxes/{ref}/processes/{pid}/signal", "GET /v1/sandboxes/{ref}/processes/{pid}/output", "GET /v1/sandboxes/{ref}/processes/{pid}/attach",
 	"GET /v1/sandboxes/{ref}/files", "PUT /v1/sandboxes/{ref}/files", "DELETE /v1/sandboxes/{ref}/files",

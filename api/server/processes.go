@@ -116,12 +116,12 @@ func (s *server) output(ctx context.Context, in *outputInput) (*huma.StreamRespo
 		}
 		return kept, nil
 	}
-	end, err := streaming(ctx)
+	l, err := streaming(ctx)
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		defer end()
+		defer l.end()
 		defer s.closeWith(ctx, p)()
 		w := newOutputWriter(requestOf(ctx).w, strings.Contains(in.Accept, ndjson), in.Stream)
 		limit := int64(-1)

@@ -31,7 +31,7 @@ type serving struct {
 	idle  chan struct{} // closed when, after that, none is left
 
 	mu      sync.Mutex
-	streams int
+	streams map[*live]bool
 	fresh   map[net.Conn]bool // no request was read from them yet
 	closing bool
 }
@@ -52,37 +52,74 @@ func (r *serving) state(c net.Conn, state http.ConnState) {
 	r.fresh[c] = true
 }
 
-// enter notes a stream; false when the server takes no more.
-func (r *serving) enter() bool {
+// live is a stream that Serve waits for.
+type live struct {
+	run  *serving // nil outside Serve
+	stop func()   // run.mu; ends it, without waiting
+}
+
+// enter notes a stream; nil when the server takes no more.
+func (r *serving) enter() *live {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
-		return false
+		return nil
 	}
-	r.streams++
-	return true
+	o := &live{run: r}
+	r.streams[o] = true
+	return o
 }
 
-func (r *serving) leave() {
+// onDrain has stop called when the server wants its streams to end, at once
+// if that has come already. It must not wait, and may be called when the
+// stream has just ended by itself.
+func (o *live) onDrain(stop func()) {
+	if o.run == nil {
+		return
+	}
+	o.run.mu.Lock()
+	o.stop = stop
+	now := o.run.closing
+	o.run.mu.Unlock()
+	if now {
+		stop()
+	}
+}
+
+// end notes the stream's end.
+func (o *live) end() {
+	r := o.run
+	if r == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.streams--
-	if r.closing && r.streams == 0 {
+	delete(r.streams, o)
+	if r.closing && len(r.streams) == 0 {
 		close(r.idle)
 	}
 }
 
 // close asks the streams to end.
 func (r *serving) close() {
+	var stops []func()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.closing = true
 	close(r.drain)
 	for c := range r.fresh {
 		_ = c.Close() // nothing was asked on it
 	}
-	if r.streams == 0 {
+	for o := range r.streams {
+		if o.stop != nil {
+			stops = append(stops, o.stop)
+		}
+	}
+	if len(r.streams) == 0 {
 		close(r.idle)
+	}
+	r.mu.Unlock()
+	for _, stop := range stops {
+		stop()
 	}
 }
 
@@ -96,7 +133,7 @@ type (
 // breaks what is left. It returns nil after a shutdown, and never waits
 // longer than about twice the grace.
 func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
-	run := &serving{drain: make(chan struct{}), idle: make(chan struct{}), fresh: map[net.Conn]bool{}}
+	run := &serving{drain: make(chan struct{}), idle: make(chan struct{}), streams: map[*live]bool{}, fresh: map[net.Conn]bool{}}
 	// Requests must outlive ctx by the grace, so they hang on base.
 	base, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), servingKey{}, run))
 	defer cancel()
@@ -146,17 +183,18 @@ func draining(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// streaming notes a stream that Serve must wait for and returns the function
-// to call at its end; an error when the server is going down.
-func streaming(ctx context.Context) (func(), error) {
+// streaming notes a stream that Serve must wait for, whose end is to be
+// called; an error when the server is going down.
+func streaming(ctx context.Context) (*live, error) {
 	run, ok := ctx.Value(servingKey{}).(*serving)
 	if !ok {
-		return func() {}, nil
+		return &live{}, nil
 	}
-	if !run.enter() {
+	o := run.enter()
+	if o == nil {
 		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "shutting_down", "the daemon is shutting down: try again in a moment")
 	}
-	return run.leave, nil
+	return o, nil
 }
 
 // actorOf names who sent the request.

@@ -63,6 +63,7 @@ func (s *server) routes() {
 	s.systemRoutes()
 	s.sandboxRoutes()
 	s.processRoutes()
+	s.execRoutes()
 	s.streamRoutes()
 	s.fileRoutes()
 	s.archiveRoutes()
@@ -173,7 +174,9 @@ func (s *server) noRoute(mux *http.ServeMux) http.HandlerFunc {
 // nowhere else.
 func register[I, O any](s *server, op huma.Operation, handler func(context.Context, *I) (*O, error)) {
 	op.Errors = append(op.Errors, http.StatusBadRequest, http.StatusNotFound, http.StatusConflict)
-	op.MaxBodyBytes = api.MaxJSONBody
+	if op.MaxBodyBytes == 0 {
+		op.MaxBodyBytes = api.MaxJSONBody
+	}
 	huma.Register(s.huma, op, func(ctx context.Context, in *I) (*O, error) {
 		// The framework's deadline is for the body; left standing it
 		// would cancel the request of a slow operation.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -15,10 +16,18 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-type attachInput struct {
-	ProcessTarget
-	Offset int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
-}
+type (
+	attachInput struct {
+		ProcessTarget
+		Offset int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
+	}
+	runStreamInput struct {
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"As of the POST."`
+	}
+	// opener starts what a stream is connected to, and the sandbox if it
+	// made one.
+	opener func(context.Context, *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error)
+)
 
 // How long a client may take to say what to run, and how often an idle
 // stream is written to so that a vanished client is noticed.
@@ -31,39 +40,66 @@ const (
 func (s *server) streamRoutes() {
 	upgrade := map[string]*huma.Response{"101": {Description: "A process stream; its messages are described at the top of api/frames.go and in docs/API.md"}}
 	register(s, huma.Operation{
-		OperationID: "exec", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/exec",
+		OperationID: "exec-stream", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/exec",
 		Summary: "WebSocket: run a command and stream it; the first message is a ProcessSpec", Tags: []string{"processes"}, Responses: upgrade,
 	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
-		return s.upgrade(ctx, func(ctx context.Context, c *websocket.Conn) (sandbox.ProcessIO, error) {
-			spec, err := readSpec(ctx, c)
-			if err != nil {
-				return nil, err
+		return s.upgrade(ctx, func(ctx context.Context, c *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+			var spec sandbox.ProcessSpec
+			if err := readFirst(ctx, c, "process spec", &spec); err != nil {
+				return nil, nil, err
 			}
-			return s.m.Exec(ctx, in.Ref, spec)
+			if err := spec.Validate(); err != nil {
+				return nil, nil, err
+			}
+			p, err := s.m.Exec(ctx, in.Ref, spec)
+			return nil, p, err
+		})
+	})
+	register(s, huma.Operation{
+		OperationID: "run-stream", Method: http.MethodGet, Path: "/v1/run",
+		Summary: "WebSocket: create a sandbox, run a command in it and stream it; the first message is the body of the POST, without input", Tags: []string{"processes"}, Responses: upgrade,
+	}, func(ctx context.Context, in *runStreamInput) (*huma.StreamResponse, error) {
+		return s.upgrade(ctx, func(ctx context.Context, c *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+			var req struct {
+				Sandbox sandbox.Spec        `json:"sandbox"`
+				Process sandbox.ProcessSpec `json:"process"`
+			}
+			if err := readFirst(ctx, c, "run request", &req); err != nil {
+				return nil, nil, err
+			}
+			if err := req.Sandbox.Validate(); err != nil {
+				return nil, nil, err
+			}
+			if err := req.Process.Validate(); err != nil {
+				return nil, nil, err
+			}
+			sb, p, err := s.m.Run(ctx, sandbox.CreateRequest{Spec: req.Sandbox, IdempotencyKey: in.IdempotencyKey, Actor: actorOf(ctx)}, req.Process)
+			return &sb, p, err
 		})
 	})
 	register(s, huma.Operation{
 		OperationID: "attach", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/processes/{pid}/attach",
 		Summary: "WebSocket: stream a process from an output offset on", Tags: []string{"processes"}, Responses: upgrade,
 	}, func(ctx context.Context, in *attachInput) (*huma.StreamResponse, error) {
-		return s.upgrade(ctx, func(ctx context.Context, _ *websocket.Conn) (sandbox.ProcessIO, error) {
-			return s.m.Attach(ctx, in.Ref, sandbox.ProcessID(in.PID), in.Offset)
+		return s.upgrade(ctx, func(ctx context.Context, _ *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+			p, err := s.m.Attach(ctx, in.Ref, sandbox.ProcessID(in.PID), in.Offset)
+			return nil, p, err
 		})
 	})
 }
 
 // upgrade turns a request into a process stream of what open connects to.
-func (s *server) upgrade(ctx context.Context, open func(context.Context, *websocket.Conn) (sandbox.ProcessIO, error)) (*huma.StreamResponse, error) {
+func (s *server) upgrade(ctx context.Context, open opener) (*huma.StreamResponse, error) {
 	req := requestOf(ctx)
 	if req.r.Header.Get("Upgrade") == "" {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "not_a_websocket", "this path is a WebSocket: send Upgrade: websocket, or use POST …/processes and GET …/output")
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "not_a_websocket", "this path is a WebSocket: send Upgrade: websocket, or or POST to it")
 	}
-	end, err := streaming(ctx)
+	l, err := streaming(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) {
-		defer end()
+		defer l.end()
 		c, err := websocket.Accept(req.w, req.r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
 		if err != nil {
 			s.log.DebugContext(ctx, "websocket handshake", "request", req.id, "error", err)
@@ -72,31 +108,32 @@ func (s *server) upgrade(ctx context.Context, open func(context.Context, *websoc
 		c.SetReadLimit(api.MaxFrame)
 		defer func() { _ = c.CloseNow() }() // already closed in the good case
 		st := &stream{s: s, c: c}
-		st.serve(ctx, open)
+		st.serve(ctx, l, open)
 	}}, nil
 }
 
-// readSpec reads and checks the first message of an exec.
-func readSpec(ctx context.Context, c *websocket.Conn) (sandbox.ProcessSpec, error) {
+// readFirst reads the first message, which says what to run.
+func readFirst(ctx context.Context, c *websocket.Conn, what string, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, firstMessageTimeout)
 	defer cancel()
-	var spec sandbox.ProcessSpec
+	c.SetReadLimit(api.MaxJSONBody)
+	defer c.SetReadLimit(api.MaxFrame)
 	typ, r, err := c.Reader(ctx)
 	if err != nil {
-		return spec, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "waiting for the process spec: %w", err)
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "waiting for the %s: %w", what, err)
 	}
 	if typ != websocket.MessageText {
-		return spec, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "the first message must be a process spec as JSON text")
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "the first message must be a %s as JSON text", what)
 	}
 	dec := json.NewDecoder(r)
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&spec); err != nil {
-		return spec, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "process spec: %w", err)
+	if err := dec.Decode(v); err != nil {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "%s: %w", what, err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return spec, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "process spec: one JSON value, then nothing")
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "%s: one JSON value, then nothing", what)
 	}
-	return spec, spec.Validate()
+	return nil
 }
 
 // stream is one client's connection to one process. Three goroutines serve
@@ -108,39 +145,38 @@ type stream struct {
 	c *websocket.Conn
 	p sandbox.ProcessIO
 
+	frame []byte // of write's goroutine
 	in    stdinQueue
 	fed   bool        // feed runs; of read's goroutine
 	pulse *time.Timer // runs beat
 	// cancel ends the stream: it closes p, which wakes Next and
 	// WriteStdin, and breaks the connection.
 	cancel context.CancelFunc
+	leave  func() // closes p and in; may be repeated
 }
 
-func (st *stream) serve(parent context.Context, open func(context.Context, *websocket.Conn) (sandbox.ProcessIO, error)) {
+func (st *stream) serve(parent context.Context, l *live, open opener) {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	st.cancel = cancel
-	p, err := open(ctx, st.c)
+	sb, p, err := open(ctx, st.c)
 	if err != nil {
 		st.fail(ctx, err)
 		return
 	}
 	st.p = p
 	st.in.init()
-	// Whoever ends first ends the others.
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-draining(parent):
-			cancel()
-		}
+	st.leave = sync.OnceFunc(func() {
 		st.in.close()
 		if err := p.Close(); err != nil {
 			st.s.log.DebugContext(parent, "closing a process stream", "error", err)
 		}
-	}()
+	})
+	// Whoever ends first ends the others.
+	context.AfterFunc(ctx, st.leave)
+	l.onDrain(cancel)
 	proc := p.Process()
-	if err := st.send(ctx, api.Message{Type: api.MsgStarted, Process: &proc}); err != nil {
+	if err := st.message(ctx, api.Message{Type: api.MsgStarted, Process: &proc, Sandbox: sb}); err != nil {
 		return
 	}
 	go st.guard(ctx, st.read)
@@ -163,60 +199,40 @@ func (st *stream) guard(ctx context.Context, f func(context.Context)) {
 	f(ctx)
 }
 
-// write sends output until the process ends. Its memory is one frame, and a
-// client that does not read makes it wait here and nowhere else.
+// write sends output until the process ends.
 func (st *stream) write(ctx context.Context) {
-	const most = api.MaxFrame / 2
-	var frame []byte
-	for {
-		out, err := st.p.Next()
-		switch {
-		case errors.Is(err, io.EOF):
-			st.finish(ctx)
-			return
-		case ctx.Err() != nil:
-			return // client or server is leaving; a client that stays attaches again
-		case err != nil:
-			st.fail(ctx, err)
-			return
+	err := relay(ctx, st.p, st)
+	switch {
+	case err == nil:
+		last := exitMessage(st.p)
+		st.leave() // nothing more to read; the sandbox may be waiting to end
+		if st.message(ctx, last) == nil {
+			_ = st.c.Close(websocket.StatusNormalClosure, "") // the client may have left first
 		}
-		if out.Dropped > 0 {
-			if st.send(ctx, api.Message{Type: api.MsgDropped, Bytes: out.Dropped, Offset: out.Offset}) != nil {
-				return
-			}
-		}
-		for data, off := out.Data, out.Offset; len(data) > 0; {
-			n := min(len(data), most)
-			frame = api.AppendOutput(frame[:0], out.Stream, off, data[:n])
-			if st.c.Write(ctx, websocket.MessageBinary, frame) != nil {
-				return
-			}
-			data, off = data[n:], off+int64(n)
-		}
+	case ctx.Err() != nil || errors.Is(err, errReaderGone):
+		// Client or server is leaving; a client that stays attaches again.
+	default:
+		st.fail(ctx, err)
 	}
 }
 
-func (st *stream) finish(ctx context.Context) {
-	msg := api.Message{Type: api.MsgExit}
-	if exit, ok := st.p.Exit(); ok {
-		msg.Exit = &exit
-	}
-	_ = st.p.Close() // nothing more to read; the sandbox may be waiting to end
-	if st.send(ctx, msg) == nil {
-		_ = st.c.Close(websocket.StatusNormalClosure, "") // the client may have left first
-	}
+// output implements sink.
+func (st *stream) output(ctx context.Context, stream sandbox.Stream, offset int64, data []byte) error {
+	st.frame = api.AppendOutput(st.frame[:0], stream, offset, data)
+	return st.c.Write(ctx, websocket.MessageBinary, st.frame)
 }
 
 // fail tells the client why the stream ends.
 func (st *stream) fail(ctx context.Context, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordTimeout)
 	defer cancel()
-	if st.send(ctx, api.Message{Type: api.MsgError, Problem: st.s.problemOf(ctx, err)}) == nil {
+	if st.message(ctx, api.Message{Type: api.MsgError, Problem: st.s.problemOf(ctx, err)}) == nil {
 		_ = st.c.Close(websocket.StatusNormalClosure, "see the error message") // the client may have left first
 	}
 }
 
-func (st *stream) send(ctx context.Context, m api.Message) error {
+// message implements sink.
+func (st *stream) message(ctx context.Context, m api.Message) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -300,7 +316,7 @@ func (st *stream) feed(ctx context.Context) {
 		}
 		total += int64(len(chunk))
 		st.in.free(chunk)
-		if st.send(ctx, api.Message{Type: api.MsgStdin, Bytes: total, Closed: closed}) != nil {
+		if st.message(ctx, api.Message{Type: api.MsgStdin, Bytes: total, Closed: closed}) != nil {
 			return
 		}
 	}
@@ -314,7 +330,7 @@ func (st *stream) beat(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	if st.send(ctx, api.Message{Type: api.MsgHeartbeat}) != nil {
+	if st.message(ctx, api.Message{Type: api.MsgHeartbeat}) != nil {
 		st.cancel()
 		return
 	}

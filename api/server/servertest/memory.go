@@ -63,26 +63,32 @@ func (m *Memory) note(id sandbox.ID, kind, actor string) {
 
 // Create implements server.Manager.
 func (m *Memory) Create(_ context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
+	sb, _, err := m.create(req)
+	return sb, err
+}
+
+// create also tells whether the key made the sandbox before.
+func (m *Memory) create(req sandbox.CreateRequest) (_ sandbox.Sandbox, existed bool, _ error) {
 	if err := m.fail("Create"); err != nil {
-		return sandbox.Sandbox{}, err
+		return sandbox.Sandbox{}, false, err
 	}
 	if err := req.Spec.Validate(); err != nil {
-		return sandbox.Sandbox{}, err
+		return sandbox.Sandbox{}, false, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if b := m.keys[req.IdempotencyKey]; b != nil && req.IdempotencyKey != "" {
-		return b.sb, nil
+		return b.sb, true, nil
 	}
 	if req.Spec.Image == "" {
 		req.Spec.Image = "host"
 	}
 	if !slices.ContainsFunc(m.images, func(i sandbox.Image) bool { return i.Name == req.Spec.Image }) {
-		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %q: 'sandbox image ls' lists them", req.Spec.Image)
+		return sandbox.Sandbox{}, false, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %q: 'sandbox image ls' lists them", req.Spec.Image)
 	}
 	for _, b := range m.boxes {
 		if req.Spec.Name != "" && b.sb.Spec.Name == req.Spec.Name && !b.sb.Status.Terminal() {
-			return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrConflict, "name_taken", "the name %q belongs to sandbox %s: choose another", req.Spec.Name, b.sb.ID)
+			return sandbox.Sandbox{}, false, sandbox.Errorf(sandbox.ErrConflict, "name_taken", "the name %q belongs to sandbox %s: choose another", req.Spec.Name, b.sb.ID)
 		}
 	}
 	now := time.Now()
@@ -93,7 +99,7 @@ func (m *Memory) Create(_ context.Context, req sandbox.CreateRequest) (sandbox.S
 		m.keys[req.IdempotencyKey] = b
 	}
 	m.note(b.sb.ID, "sandbox.created", req.Actor)
-	return b.sb, nil
+	return b.sb, false, nil
 }
 
 // find looks a sandbox up; m.mu is held.

@@ -235,6 +235,29 @@ func (m *Memory) Exec(_ context.Context, ref string, spec sandbox.ProcessSpec) (
 	return &conn{p: p, rec: p.record()}, nil
 }
 
+// Run implements server.Manager.
+func (m *Memory) Run(ctx context.Context, req sandbox.CreateRequest, spec sandbox.ProcessSpec) (sandbox.Sandbox, sandbox.ProcessIO, error) {
+	if err := spec.Validate(); err != nil {
+		return sandbox.Sandbox{}, nil, err
+	}
+	sb, existed, err := m.create(req)
+	switch {
+	case err != nil:
+		return sb, nil, err
+	case existed:
+		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again", sb.ID)
+	}
+	var p sandbox.ProcessIO
+	if err = ctx.Err(); err == nil {
+		p, err = m.Exec(ctx, string(sb.ID), spec)
+	}
+	if err != nil {
+		_, rerr := m.Remove(ctx, string(sb.ID), req.Actor)
+		return sb, nil, errors.Join(err, rerr)
+	}
+	return sb, p, nil
+}
+
 func (m *Memory) process(method, ref string, id sandbox.ProcessID) (*process, error) {
 	if err := m.fail(method); err != nil {
 		return nil, err
