@@ -159,6 +159,13 @@ func (c *cli) hold(giveUp func()) (restore func()) {
 	}
 }
 
+// held tells whether a signal waits for somebody.
+func (c *cli) held() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pending) > 0
+}
+
 // complain prints an error with its code.
 func (c *cli) complain(err error) {
 	code := sandbox.CodeOf(err)

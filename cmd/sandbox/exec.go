@@ -17,7 +17,7 @@ func (f *processFlags) build(c *cli, argv []string, env map[string]string) sandb
 		TimeoutSeconds: f.limit.Seconds(), OutputBytes: int(f.keep),
 		// Without a terminal here, standard input is a file or a pipe:
 		// what is in it is meant for the command.
-		Stdin: !f.detach && (f.interactive || !isTerminal(c.in)),
+		Stdin: !f.detach && (f.interactive || !isTerminal(c.in) && !isNull(c.in)),
 	}
 	if f.tty {
 		size := windowSize(c.in)
@@ -86,6 +86,11 @@ func (c *cli) exec(ctx context.Context, ref string, spec sandbox.ProcessSpec, f 
 	if err != nil {
 		return err
 	}
+	return c.follow(ctx, ref, p, spec, f)
+}
+
+// follow stays with a command until it ends.
+func (c *cli) follow(ctx context.Context, ref string, p sandbox.ProcessIO, spec sandbox.ProcessSpec, f processFlags) error {
 	exit, err := c.pump(p, spec.Stdin, f.tty)
 	if err != nil {
 		return c.explainEnd(ctx, ref, err)

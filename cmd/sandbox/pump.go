@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -147,6 +148,19 @@ func (c *cli) rawTerminal(p sandbox.ProcessIO) (restore func(), err error) {
 		close(done)
 		_ = term.Restore(int(f.Fd()), old) // the terminal may be gone
 	}, nil
+}
+
+// isNull tells /dev/null, which has nothing for a command.
+func isNull(v any) bool {
+	f, ok := v.(*os.File)
+	if !ok {
+		return false
+	}
+	var st, null unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || unix.Stat(os.DevNull, &null) != nil {
+		return false
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == null.Rdev
 }
 
 // windowSize returns a terminal's size, or the usual one.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -25,8 +26,9 @@ func (c *cli) runCmd() *cobra.Command {
 
 With --rm the sandbox ends with the command, however that ends, and also when
 you interrupt the start; its record stays ('sandbox ls -a'). Without --rm the
-sandbox runs on: come back with 'sandbox exec', end it with 'sandbox rm'.
-Without a command the image's own is run.
+sandbox runs on: come back with 'sandbox exec', end it with 'sandbox rm'. A
+command that cannot start leaves no sandbox. Without a command the image's own
+is run.
 
 Standard input is passed on with -i, or when it is not a terminal. Ctrl-C is
 passed on as SIGINT; the second one kills the command.`,
@@ -90,25 +92,51 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	if err := ps.Validate(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	// A signal before the command runs is for the command; a second one
+	// does not wait for it.
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer c.hold(cancel)() // from here on there is something to clean up
-	sb, err := c.create(ctx, cl, spec, "")
+	sb, p, err := c.begin(sctx, cl, api.RunRequest{Sandbox: spec, Process: api.ExecRequest{ProcessSpec: ps}})
 	if err != nil {
 		return err
 	}
-	if pf.detach {
-		return c.runDetached(ctx, cl, sb, ps)
+	early := c.held()
+	switch {
+	case pf.detach && !early:
+		_ = p.Close() // it goes on
+		return c.showLine(sb, func() string { return string(sb.ID) })
+	case pf.detach:
+		err = exitError(exitInterrupted)
+	default:
+		err = c.follow(ctx, string(sb.ID), p, ps, *pf)
 	}
-	err = c.exec(ctx, string(sb.ID), ps, *pf)
 	_, passed := errors.AsType[exitError](err)
 	switch {
-	case rm:
+	case rm || early:
 		c.remove(ctx, cl, sb.ID)
 	case err != nil && !passed, isTerminal(c.err):
 		c.warn("sandbox %s runs on: 'sandbox rm %s' ends it", sb.ID, sb.ID)
 	}
 	return err
+}
+
+// begin makes a sandbox with a command in it. Given up in the middle it
+// removes what the daemon made.
+func (c *cli) begin(ctx context.Context, cl *client.Client, req api.RunRequest) (sandbox.Sandbox, sandbox.ProcessIO, error) {
+	key := "cli-" + rand.Text() // to find it by
+	sb, p, err := cl.Run(ctx, req, key)
+	if err == nil || ctx.Err() == nil {
+		return sb, p, err
+	}
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachTimeout)
+	defer cancel()
+	restore := c.signals(func(os.Signal) {}) // it is bounded; wait for it
+	defer restore()
+	if sb, err = cl.Create(sctx, req.Sandbox, key); err == nil {
+		c.remove(ctx, cl, sb.ID)
+	}
+	return sandbox.Sandbox{}, nil, exitError(exitInterrupted)
 }
 
 // imageCommand returns what an image runs by itself.
@@ -165,16 +193,6 @@ func (c *cli) remove(ctx context.Context, cl *client.Client, id sandbox.ID) {
 	if _, err := cl.Remove(ctx, string(id)); err != nil {
 		c.complain(fmt.Errorf("removing sandbox %s: %w; 'sandbox rm %s' tries again", id, err, id))
 	}
-}
-
-// runDetached starts the command and prints the sandbox's id; a command that
-// cannot start leaves no sandbox.
-func (c *cli) runDetached(ctx context.Context, cl *client.Client, sb sandbox.Sandbox, ps sandbox.ProcessSpec) error {
-	if _, err := cl.StartProcess(ctx, string(sb.ID), ps); err != nil {
-		c.remove(ctx, cl, sb.ID)
-		return err
-	}
-	return c.showLine(sb, func() string { return string(sb.ID) })
 }
 
 func (c *cli) createCmd() *cobra.Command {
