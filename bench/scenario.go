@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/bench/report"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -126,14 +127,11 @@ type live struct {
 
 // firstByte creates a sandbox and runs echo in it, to the first byte.
 func (d *daemon) firstByte(ctx context.Context) (live, error) {
-	sb, err := d.Create(ctx, spec(), "")
+	sb, p, err := d.Run(ctx, api.RunRequest{Sandbox: spec(), Process: api.ExecRequest{ProcessSpec: sandbox.ProcessSpec{Argv: hello}}}, "")
 	if err != nil {
-		return live{}, fmt.Errorf("create: %w", err)
+		return live{}, fmt.Errorf("run: %w", err)
 	}
-	l := live{id: string(sb.ID)}
-	if l.io, err = d.Exec(ctx, l.id, sandbox.ProcessSpec{Argv: hello}); err != nil {
-		return l, fmt.Errorf("exec in %s: %w", l.id, err)
-	}
+	l := live{id: string(sb.ID), io: p}
 	out, err := l.io.Next()
 	if err != nil {
 		return l, fmt.Errorf("output of %q in %s: %w", hello, l.id, err)
