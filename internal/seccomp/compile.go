@@ -50,6 +50,11 @@ func Compile() ([]byte, error) {
 		return nil, fmt.Errorf("making a seccomp filter: %w", err)
 	}
 	defer filter.Release()
+	// A search tree by call number: when a filter is installed the kernel tries
+	// every call against it, which takes three times as long with a list.
+	if err := filter.SetOptimize(2); err != nil {
+		return nil, fmt.Errorf("making a seccomp filter a search tree: %w", err)
+	}
 	// Of i386 and x32 every call answers ENOSYS.
 	if err := filter.SetBadArchAction(libseccomp.ActErrno.SetReturnCode(int16(unix.ENOSYS))); err != nil {
 		return nil, fmt.Errorf("refusing other architectures: %w", err)
