@@ -3,8 +3,7 @@
 package guest_test
 
 import (
-	"errors"
-	"io"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -25,39 +25,102 @@ func BenchmarkPing(b *testing.B) {
 	}
 }
 
-// BenchmarkExec runs /bin/true from request to exit status.
-func BenchmarkExec(b *testing.B) {
-	x, _ := newRooted(b)
-	var took []time.Duration
-	for b.Loop() {
-		began := time.Now()
-		s, err := x.Exec(b.Context(), sandbox.ProcessSpec{Argv: []string{"/bin/true"}})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := s.Next(); !errors.Is(err, io.EOF) {
-			b.Fatal(err)
-		}
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[0].Microseconds()), "µs-min")
-	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs-median")
+// duel times two ways of doing the same by turns, so that a busy moment hits
+// both. It reports the medians, and of each round's ratio the median.
+type duel struct {
+	ours, floor []time.Duration
+	rest        time.Duration // before each turn
 }
 
-// BenchmarkForkExecOutside is the floor: the same program from this process.
-func BenchmarkForkExecOutside(b *testing.B) {
-	var took []time.Duration
-	for b.Loop() {
+func (d *duel) round(b *testing.B, ours, floor func() error) {
+	b.Helper()
+	timed := func(f func() error) time.Duration {
+		if d.rest > 0 {
+			<-time.After(d.rest)
+		}
 		began := time.Now()
-		if err := exec.Command("/bin/true").Run(); err != nil {
+		if err := f(); err != nil {
 			b.Fatal(err)
 		}
-		took = append(took, time.Since(began))
+		return time.Since(began)
 	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[0].Microseconds()), "µs-min")
-	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs-median")
+	if len(d.ours)%2 == 0 {
+		d.floor = append(d.floor, timed(floor))
+		d.ours = append(d.ours, timed(ours))
+		return
+	}
+	d.ours = append(d.ours, timed(ours))
+	d.floor = append(d.floor, timed(floor))
+}
+
+func (d *duel) report(b *testing.B) {
+	ratios := make([]float64, len(d.ours))
+	for i := range ratios {
+		ratios[i] = float64(d.ours[i]) / float64(d.floor[i])
+	}
+	slices.Sort(ratios)
+	slices.Sort(d.ours)
+	slices.Sort(d.floor)
+	mid := len(d.ours) / 2
+	b.ReportMetric(float64(d.ours[0].Microseconds()), "µs-min")
+	b.ReportMetric(float64(d.ours[mid].Microseconds()), "µs-median")
+	b.ReportMetric(float64(d.floor[0].Microseconds()), "µs-host-min")
+	b.ReportMetric(float64(d.floor[mid].Microseconds()), "µs-host-median")
+	b.ReportMetric(ratios[mid], "x-host")
+}
+
+func hostRun(argv ...string) func() error {
+	return func() error { return exec.Command(argv[0], argv[1:]...).Run() }
+}
+
+func (b *box) toEnd(argv ...string) func() error {
+	return func() error {
+		s, err := b.Exec(b.t.Context(), sandbox.ProcessSpec{Argv: argv})
+		if err != nil {
+			return err
+		}
+		for err == nil {
+			_, err = s.Next()
+		}
+		if exit, ok := s.Exit(); !ok || exit.Code != 0 {
+			return fmt.Errorf("exit %+v: %w", exit, err)
+		}
+		return nil
+	}
+}
+
+// BenchmarkExec runs /bin/true from request to exit status, beside the same
+// program started by this process.
+func BenchmarkExec(b *testing.B) {
+	x, _ := newRooted(b)
+	var d duel
+	for b.Loop() {
+		d.round(b, x.toEnd("/bin/true"), hostRun("/bin/true"))
+	}
+	d.report(b)
+}
+
+// BenchmarkExecEcho has output to bring back, through a pipe on both sides.
+func BenchmarkExecEcho(b *testing.B) {
+	x, _ := newRooted(b)
+	var d duel
+	for b.Loop() {
+		d.round(b, x.toEnd("/bin/echo", "hello"), func() error {
+			_, err := exec.Command("/bin/echo", "hello").Output()
+			return err
+		})
+	}
+	d.report(b)
+}
+
+// BenchmarkExecIdle does it after rests, when processors and threads sleep.
+func BenchmarkExecIdle(b *testing.B) {
+	x, _ := newRooted(b)
+	d := duel{rest: 20 * time.Millisecond}
+	for b.Loop() {
+		d.round(b, x.toEnd("/bin/true"), hostRun("/bin/true"))
+	}
+	d.report(b)
 }
 
 func BenchmarkOutput(b *testing.B) {
@@ -86,14 +149,30 @@ func BenchmarkOutput(b *testing.B) {
 // BenchmarkRootSwitch takes a new root each time.
 func BenchmarkRootSwitch(b *testing.B) {
 	x, _ := newRooted(b)
+	var took []time.Duration
+	var sum guest.Timings
 	for b.Loop() {
 		b.StopTimer()
 		cfg := x.config()
+		var parts guest.Timings
 		cfg.Root, _ = x.newRoot()
+		cfg.Timings = &parts
 		b.StartTimer()
+		began := time.Now()
 		if err := x.Configure(b.Context(), cfg); err != nil {
 			b.Fatal(err)
 		}
+		took = append(took, time.Since(began))
+		sum.Kill += parts.Kill
+		sum.Switch += parts.Switch
+		sum.Files += parts.Files
+		sum.Workers += parts.Workers
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[0].Microseconds()), "µs-min")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs-median")
+	for name, d := range map[string]time.Duration{"kill": sum.Kill, "switch": sum.Switch, "files": sum.Files, "workers": sum.Workers} {
+		b.ReportMetric(float64(d.Microseconds())/float64(len(took)), "µs-"+name)
 	}
 }
 
