@@ -28,6 +28,10 @@ type Change struct {
 	Usage       *sandbox.Usage
 	LastOutput  []byte // its last 64 KiB are kept
 
+	// KeepSlot makes a move to a terminal status leave the slot leased until
+	// FreeSlot: what the slot names is still being removed.
+	KeepSlot bool
+
 	// Of the event. Move's type is by default "sandbox." and the new status.
 	EventType string
 	Actor     string
@@ -45,10 +49,9 @@ type columnSet struct {
 	lastOutput                         any
 }
 
-// sqlUpdate has a place for every column that may change, so that one
+// setColumns has a place for every column that may change, so that one
 // prepared statement serves all changes. The order is that of args.
-const sqlUpdate = `UPDATE sandboxes SET
-	status = ?3,
+const setColumns = `
 	reason = coalesce(?4, reason),
 	detail = coalesce(?5, detail),
 	started_at = coalesce(?6, started_at),
@@ -63,9 +66,16 @@ const sqlUpdate = `UPDATE sandboxes SET
 	spec = coalesce(?16, spec),
 	enforcement = coalesce(?17, enforcement),
 	usage = coalesce(?18, usage),
-	last_output = coalesce(?19, last_output)
-	WHERE id = ?1 AND status = ?2
-	RETURNING ` + columns
+	last_output = coalesce(?19, last_output)`
+
+const (
+	// sqlMove takes the permitted statuses as words between spaces.
+	sqlMove = `UPDATE sandboxes SET status = ?3,` + setColumns + `
+		WHERE id = ?1 AND instr(?2, ' ' || status || ' ') RETURNING ` + columns
+	// sqlSet leaves the status as it is, and with it the indexes that hold
+	// it. ?2 and ?3 are unused, for the others to have the same numbers.
+	sqlSet = `UPDATE sandboxes SET` + setColumns + ` WHERE id = ?1 AND ?2 IS ?3`
+)
 
 func (s columnSet) args() []any {
 	return []any{
@@ -79,7 +89,7 @@ func (s *columnSet) end(now time.Time) {
 	if s.endedAt == nil {
 		s.endedAt = now.UnixNano()
 	}
-	s.initPID, s.initStart, s.bootID = 0, 0, ""
+	s.initPID, s.initStart, s.bootID = int64(0), int64(0), ""
 }
 
 // columns is the pure half of an update.
@@ -105,16 +115,16 @@ func (c Change) columns() (columnSet, error) {
 		}
 	}
 	if c.ExitCode != nil {
-		s.exitCode = *c.ExitCode
+		s.exitCode = int64(*c.ExitCode)
 	}
 	if c.UIDBase != nil {
-		s.uidBase = *c.UIDBase
+		s.uidBase = int64(*c.UIDBase)
 	}
 	if c.Address != nil {
 		s.address = formatAddr(*c.Address)
 	}
 	if c.InitPID != nil {
-		s.initPID = *c.InitPID
+		s.initPID = int64(*c.InitPID)
 	}
 	if c.InitStart != nil {
 		s.initStart = int64(*c.InitStart)

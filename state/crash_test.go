@@ -180,7 +180,7 @@ func TestBrokenIsFound(t *testing.T) {
 	} {
 		d := open(t)
 		create(t, d, "")
-		if _, err := d.writer.Exec(harm); err != nil {
+		if _, err := d.writer.ExecContext(t.Context(), harm); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, broken(t, d)); diff != "" {

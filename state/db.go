@@ -18,11 +18,14 @@ import (
 
 // DB is the open database. Its methods may be called at the same time.
 type DB struct {
-	writer *sql.DB // one connection; use only through write
-	reader *sql.DB
+	pool   *sql.DB       // of the writer alone
+	writer *sql.Conn     // use only through write
+	conn   *conn         // the same, below database/sql
 	turn   chan struct{} // one token: the right to write
-	stmts  map[string]*sql.Stmt
+	reader *sql.DB
 	reads  map[string]*sql.Stmt
+	log    *os.File // SQLite's write-ahead log
+	disk   *disk
 
 	mu        sync.Mutex
 	followers map[chan struct{}]bool
@@ -44,11 +47,13 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	if err := f.Close(); err != nil {
 		return nil, fmt.Errorf("opening the database: %w", err)
 	}
+	_, err = os.Lstat(path + "-wal")
+	unclean := err == nil // a clean end takes the log away
 	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}}
 	if err := d.connect(path); err != nil {
 		return nil, err
 	}
-	if err := d.prepare(ctx); err != nil {
+	if err := d.prepare(ctx, path, unclean); err != nil {
 		_ = d.closeAll()
 		return nil, fmt.Errorf("opening the database %s: %w", path, translate(err))
 	}
@@ -73,7 +78,7 @@ func dsn(path string, readOnly bool) (string, error) {
 	}
 	q := url.Values{
 		"_journal_mode": {"WAL"},
-		"_synchronous":  {"FULL"},
+		"_synchronous":  {"NORMAL"}, // see disk
 		"_foreign_keys": {"on"},
 		"_busy_timeout": {"5000"},
 		"_txlock":       {"immediate"}, // a deferred one can fail half-way as busy
@@ -92,7 +97,7 @@ func (d *DB) connect(path string) error {
 		readOnly    bool
 		connections int
 	}{
-		{&d.writer, false, 1},
+		{&d.pool, false, 1},
 		{&d.reader, true, max(4, runtime.NumCPU())},
 	} {
 		name, err := dsn(path, side.readOnly)
@@ -110,19 +115,39 @@ func (d *DB) connect(path string) error {
 	return nil
 }
 
-func (d *DB) prepare(ctx context.Context) error {
+func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	var mode string
-	if err := d.writer.QueryRowContext(ctx, `PRAGMA journal_mode`).Scan(&mode); err != nil {
+	if err := d.pool.QueryRowContext(ctx, `PRAGMA journal_mode`).Scan(&mode); err != nil {
 		return err
 	}
 	if mode != "wal" {
 		return fmt.Errorf("journal mode is %q, not wal: the file system may not support shared memory", mode)
 	}
-	if err := migrate(ctx, d.writer, migrations()); err != nil {
+	if err := migrate(ctx, d.pool, migrations()); err != nil {
+		return err
+	}
+	if _, err := d.pool.ExecContext(ctx, sqlInherit); err != nil {
+		return err
+	}
+	if unclean {
+		if err := skipLostNumbers(ctx, d.pool); err != nil {
+			return err
+		}
+	}
+	// With it, all that was read back from the log of an earlier daemon is
+	// written anew: see disk. While others have the file open it may do less.
+	if _, err := d.pool.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
 		return err
 	}
 	var err error
-	if d.stmts, err = prepareAll(ctx, d.writer, writeStatements()); err != nil {
+	if d.log, err = openLog(path); err != nil {
+		return err
+	}
+	d.disk = newDisk(func() error { return fdatasync(d.log) })
+	if d.writer, err = d.pool.Conn(ctx); err != nil {
+		return err
+	}
+	if err := d.writer.Raw(func(c any) (err error) { d.conn, err = newConn(c, writeStatements()); return err }); err != nil {
 		return err
 	}
 	d.reads, err = prepareAll(ctx, d.reader, readStatements())
@@ -141,6 +166,24 @@ func prepareAll(ctx context.Context, db *sql.DB, queries []string) (map[string]*
 	return all, nil
 }
 
+// lostNumbers is more than a crash of the host can take of the event log:
+// what was not yet on disk, at most a checkpoint's thousand pages or so.
+const lostNumbers = 1 << 20
+
+// skipLostNumbers leaves out the numbers of events that were read by
+// followers before the host crashed with them: none is ever given out again.
+func skipLostNumbers(ctx context.Context, db *sql.DB) error {
+	_, err := db.ExecContext(ctx, `INSERT INTO sqlite_sequence (name, seq) SELECT 'events', 0
+		WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')`)
+	if err == nil {
+		_, err = db.ExecContext(ctx, `UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'events'`, lostNumbers)
+	}
+	if err != nil {
+		return fmt.Errorf("skipping event numbers: %w", err)
+	}
+	return nil
+}
+
 // Close ends the connections; the last one folds the log into the database.
 func (d *DB) Close() error {
 	d.turn <- struct{}{} // never given back
@@ -149,50 +192,108 @@ func (d *DB) Close() error {
 
 func (d *DB) closeAll() error {
 	// The reader first: the last connection checkpoints, and only a writer can.
-	return errors.Join(d.reader.Close(), d.writer.Close())
+	errs := []error{d.reader.Close()}
+	if d.conn != nil {
+		errs = append(errs, d.conn.close())
+	}
+	if d.writer != nil {
+		errs = append(errs, d.writer.Close())
+	}
+	errs = append(errs, d.pool.Close())
+	if d.log != nil {
+		errs = append(errs, d.log.Close())
+	}
+	return errors.Join(errs...)
 }
+
+const (
+	sqlBegin    = `BEGIN IMMEDIATE` // a deferred one can fail half-way as busy
+	sqlCommit   = `COMMIT`
+	sqlRollback = `ROLLBACK`
+)
 
 // tx is one write transaction.
 type tx struct {
-	*sql.Tx
-	db *DB
-	// event is set when the transaction wrote an event.
-	event bool
+	*conn
+	disk    *disk
+	event   bool // it wrote an event
+	durable bool
 }
 
-// stmt returns the prepared form of a query of writeStatements.
-func (t *tx) stmt(ctx context.Context, query string) *sql.Stmt {
-	return t.StmtContext(ctx, t.db.stmts[query])
+// mustLast makes the write return only when it would survive a power cut.
+// With the disk broken it fails at once.
+func (t *tx) mustLast() error {
+	t.durable = true
+	return t.disk.failed()
+}
+
+// number and text return the only column of a query's first row,
+// sql.ErrNoRows where there is none.
+func (t *tx) number(query string, args ...any) (n int, err error) {
+	found, err := t.row(query, args...)
+	if err != nil {
+		return 0, err
+	}
+	err = found.Scan(&n)
+	return n, err
+}
+
+func (t *tx) text(query string, args ...any) (s string, err error) {
+	found, err := t.row(query, args...)
+	if err != nil {
+		return "", err
+	}
+	err = found.Scan(&s)
+	return s, err
 }
 
 // write runs f in a transaction of its own and commits it. ctx bounds the
 // wait for the turn; once begun, the transaction is short and runs to its
 // end, so that a cancelled caller is never in doubt for long and no commit is
 // interrupted. Every write of the package goes through here.
-func (d *DB) write(ctx context.Context, f func(ctx context.Context, t *tx) error) error {
+//
+// A commit survives the end of this process. One that must survive a power
+// cut waits for the disk after its turn, so that the next can write meanwhile.
+func (d *DB) write(ctx context.Context, f func(t *tx) error) error {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
 		return translate(ctx.Err())
 	}
-	wrote, err := d.transact(context.WithoutCancel(ctx), f)
+	t := &tx{conn: d.conn, disk: d.disk}
+	err := d.writer.Raw(func(any) error { return t.run(f) })
+	var commit uint64
+	if err == nil {
+		commit = d.disk.committed()
+	}
 	<-d.turn
-	if err == nil && wrote {
+	if err != nil {
+		return translate(err)
+	}
+	if t.event {
 		d.notify()
 	}
-	return translate(err)
+	if t.durable {
+		return d.disk.wait(commit)
+	}
+	return nil
 }
 
-func (d *DB) transact(ctx context.Context, f func(ctx context.Context, t *tx) error) (event bool, err error) {
-	begun, err := d.writer.BeginTx(ctx, nil)
-	if err != nil {
-		return false, err
+// run is the transaction: f and the commit, or a rollback.
+func (t *tx) run(f func(t *tx) error) error {
+	if _, err := t.exec(sqlBegin); err != nil {
+		return err
 	}
-	t := &tx{Tx: begun, db: d}
-	if err := f(ctx, t); err != nil {
-		return false, errors.Join(err, t.Rollback())
+	err := f(t)
+	if err == nil {
+		_, err = t.exec(sqlCommit)
 	}
-	return t.event, t.Commit()
+	// After some errors SQLite has rolled back already.
+	if err != nil && !t.lite.AutoCommit() {
+		_, undo := t.exec(sqlRollback)
+		err = errors.Join(err, undo)
+	}
+	return err
 }
 
 // Subscribe returns a channel that gets a token after new events were

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,25 +36,26 @@ func TestVersionGate(t *testing.T) {
 // each is a different one.
 func TestEveryConnectionIsConfigured(t *testing.T) {
 	d := open(t)
-	for _, side := range []struct {
-		name      string
-		pool      *sql.DB
-		n         int
-		queryOnly string
-	}{{"writer", d.writer, 1, "0"}, {"reader", d.reader, 3, "1"}} {
-		for range side.n {
-			c, err := side.pool.Conn(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			for pragma, value := range map[string]string{
-				"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "5000", "query_only": side.queryOnly,
-			} {
-				var got string
-				if err := c.QueryRowContext(t.Context(), "PRAGMA "+pragma).Scan(&got); err != nil || got != value {
-					t.Errorf("%s: %s is %q, error %v; want %q", side.name, pragma, got, err, value)
-				}
+	conns := map[string]*sql.Conn{"writer": d.writer}
+	for i := range 3 {
+		c, err := d.reader.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns[fmt.Sprint("reader ", i)] = c
+	}
+	for name, c := range conns {
+		queryOnly := "1"
+		if c == d.writer {
+			queryOnly = "0"
+		}
+		for pragma, value := range map[string]string{
+			"journal_mode": "wal", "synchronous": "1", "foreign_keys": "1", "busy_timeout": "5000", "query_only": queryOnly,
+		} {
+			var got string
+			if err := c.QueryRowContext(t.Context(), "PRAGMA "+pragma).Scan(&got); err != nil || got != value {
+				t.Errorf("%s: %s is %q, error %v; want %q", name, pragma, got, err, value)
 			}
 		}
 	}
@@ -106,12 +109,12 @@ func TestTranslate(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	d := open(t)
 	sb := create(t, d, "")
-	if _, err := d.writer.Exec(`PRAGMA max_page_count = 1`); err != nil { // clamped to the present size
+	if _, err := d.writer.ExecContext(t.Context(), `PRAGMA max_page_count = 1`); err != nil { // clamped to the present size
 		t.Fatal(err)
 	}
 	err := d.Update(t.Context(), sb.ID, Change{LastOutput: make([]byte, maxTail)})
 	want(t, err, sandbox.ErrExhausted, "disk_full")
-	if _, err := d.writer.Exec(`PRAGMA max_page_count = 1000000`); err != nil {
+	if _, err := d.writer.ExecContext(t.Context(), `PRAGMA max_page_count = 1000000`); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Update(t.Context(), sb.ID, Change{LastOutput: make([]byte, maxTail)}); err != nil {
@@ -138,11 +141,11 @@ func TestCancelledCallerWritesNothing(t *testing.T) {
 func TestReadersDoNotWaitForTheWriter(t *testing.T) {
 	d := open(t)
 	sb := create(t, d, "")
-	err := d.write(t.Context(), func(ctx context.Context, tx *tx) error {
-		if _, err := tx.ExecContext(ctx, `UPDATE sandboxes SET detail = 'unseen'`); err != nil {
+	err := d.write(t.Context(), func(tx *tx) error {
+		if _, err := tx.exec(`UPDATE sandboxes SET detail = 'unseen'`); err != nil {
 			return err
 		}
-		got, err := d.Sandbox(ctx, sb.ID)
+		got, err := d.Sandbox(t.Context(), sb.ID)
 		if err == nil && got.Detail != "" {
 			t.Errorf("a reader saw %q before the commit", got.Detail)
 		}
@@ -430,4 +433,40 @@ func BenchmarkSandbox(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkCreateRunning is the whole write of a sandbox that is made from
+// a shell of the pool.
+func BenchmarkCreateRunning(b *testing.B) {
+	d := open(b)
+	img := sandbox.Image{Name: "host", Digest: "sha256:1", Kind: sandbox.ImageHost, Layers: []string{"a", "b"}, CreatedAt: time.Now().UTC()}
+	if err := d.PutImage(b.Context(), img); err != nil {
+		b.Fatal(err)
+	}
+	var took []time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		slot, err := d.ReserveSlot(b.Context(), 1<<20, 0)
+		if err != nil {
+			b.Fatal(err)
+		}
+		now, pid, start, boot, addr := time.Now(), 4242, uint64(777), "boot", netip.AddrFrom4([4]byte{10, 200, 0, byte(slot)})
+		p := params("")
+		p.Slot, p.Status, p.Image = &slot, sandbox.StatusRunning, img
+		p.IdempotencyKey, p.RequestHash = string(p.Sandbox.ID), "hash"
+		p.Change = Change{
+			StartedAt: &now, Deadline: &now, Address: &addr, InitPID: &pid, InitStart: &start, BootID: &boot,
+			Enforcement: []sandbox.Enforcement{{Limit: "cpu", Asked: "2", Enforced: true}, {Limit: "memory", Asked: "2", Enforced: true}, {Limit: "pids", Asked: "2", Enforced: true}},
+		}
+		b.StartTimer()
+		begun := time.Now()
+		if _, _, err := d.CreateSandbox(b.Context(), p); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begun))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "median-ns")
+	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
+	b.ReportMetric(float64(took[len(took)-1].Nanoseconds()), "max-ns")
 }

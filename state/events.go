@@ -6,13 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 const (
-	sqlInsertEvent = `INSERT INTO events (time, sandbox, type, actor, data) VALUES (?, ?, ?, ?, ?)`
+	// sqlInsertEvent is of one event; each more adds its eventValues.
+	sqlInsertEvent = `INSERT INTO events (time, sandbox, type, actor, data) VALUES ` + eventValues
+	eventValues    = `(?, ?, ?, ?, ?)`
+	eventColumns   = 5
 	sqlEvents      = `SELECT seq, time, sandbox, type, actor, data FROM events WHERE seq > ? ORDER BY seq LIMIT ?`
 	sqlEventsOf    = `SELECT seq, time, sandbox, type, actor, data FROM events
 		WHERE sandbox = ? AND sandbox <> '' AND seq > ? ORDER BY seq LIMIT ?`
@@ -32,24 +36,34 @@ const (
 
 // AppendEvent writes an event, at its Time or now, and returns its number.
 func (d *DB) AppendEvent(ctx context.Context, e sandbox.Event) (seq int64, err error) {
-	err = d.write(ctx, func(ctx context.Context, t *tx) error {
-		seq, err = t.appendEvent(ctx, e)
+	err = d.write(ctx, func(t *tx) error {
+		seq, err = t.appendEvents(e)
 		return err
 	})
 	return seq, err
 }
 
-func (t *tx) appendEvent(ctx context.Context, e sandbox.Event) (int64, error) {
-	data, err := toJSON(e.Data)
-	if err != nil {
-		return 0, err
+// appendEvents writes a few events with one statement and returns the number
+// of the last.
+func (t *tx) appendEvents(events ...sandbox.Event) (int64, error) {
+	args := make([]any, 0, eventColumns*len(events))
+	for _, e := range events {
+		data := "null"
+		if e.Data != nil {
+			var err error
+			if data, err = toJSON(e.Data); err != nil {
+				return 0, err
+			}
+		}
+		if e.Time.IsZero() {
+			e.Time = time.Now()
+		}
+		args = append(args, e.Time.UnixNano(), string(e.Sandbox), e.Type, e.Actor, data)
 	}
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
-	res, err := t.stmt(ctx, sqlInsertEvent).ExecContext(ctx, e.Time.UnixNano(), string(e.Sandbox), e.Type, e.Actor, data)
+	query := sqlInsertEvent + strings.Repeat(", "+eventValues, len(events)-1)
+	res, err := t.exec(query, args...)
 	if err != nil {
-		return 0, fmt.Errorf("appending event %s: %w", e.Type, err)
+		return 0, fmt.Errorf("appending events: %w", err)
 	}
 	t.event = true
 	return res.LastInsertId()

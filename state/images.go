@@ -21,7 +21,8 @@ const (
 	sqlLayers = `SELECT value FROM images, json_each(image, '$.layers') WHERE value IS NOT NULL
 		UNION SELECT value FROM sandboxes, json_each(image_record, '$.layers')
 		WHERE value IS NOT NULL AND status NOT IN ('completed', 'failed')`
-	sqlUser = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
+	sqlDeleteImage = `DELETE FROM images WHERE name = ?`
+	sqlUser        = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
 		ON CONFLICT (sandbox, number) DO UPDATE SET process = ?3, tail = coalesce(?4, tail)`
@@ -38,8 +39,11 @@ func (d *DB) PutImage(ctx context.Context, img sandbox.Image) error {
 	if err != nil {
 		return err
 	}
-	return d.write(ctx, func(ctx context.Context, t *tx) error {
-		_, err := t.stmt(ctx, sqlPutImage).ExecContext(ctx, img.Name, data)
+	return d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil {
+			return err
+		}
+		_, err := t.exec(sqlPutImage, img.Name, data)
 		return err
 	})
 }
@@ -76,12 +80,11 @@ func scanText(s scanner) (text string, err error) {
 
 // imageUnchanged refuses a create whose image is no longer what its name
 // stands for.
-func (t *tx) imageUnchanged(ctx context.Context, img sandbox.Image, record string) error {
+func (t *tx) imageUnchanged(img sandbox.Image, record string) error {
 	if img.Name == "" {
 		return nil
 	}
-	var now string
-	err := t.stmt(ctx, sqlImage).QueryRowContext(ctx, img.Name).Scan(&now)
+	now, err := t.text(sqlImage, img.Name)
 	if errors.Is(err, sql.ErrNoRows) || err == nil && now != record {
 		return sandbox.Errorf(sandbox.ErrConflict, "image_changed", "image %s was removed or replaced meanwhile: try again", img.Name)
 	}
@@ -96,20 +99,18 @@ func (d *DB) Images(ctx context.Context) ([]sandbox.Image, error) {
 // DeleteImage forgets an image. ErrConflict with code image_in_use while a
 // living sandbox was made of it, ErrNotFound.
 func (d *DB) DeleteImage(ctx context.Context, name string) error {
-	return d.write(ctx, func(ctx context.Context, t *tx) error {
-		var user string
-		err := t.QueryRowContext(ctx, sqlUser, name).Scan(&user)
+	return d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil { // its layers are deleted next
+			return err
+		}
+		user, err := t.text(sqlUser, name)
 		if err == nil {
 			return sandbox.Errorf(sandbox.ErrConflict, "image_in_use", "image %s is used by sandbox %s: remove that first", name, user)
 		}
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
-		res, err := t.ExecContext(ctx, `DELETE FROM images WHERE name = ?`, name)
-		if err != nil {
-			return err
-		}
-		if n, err := res.RowsAffected(); err != nil || n == 0 {
+		if ok, err := t.changed(sqlDeleteImage, name); err != nil || !ok {
 			return errors.Join(err, imageNotFound(name))
 		}
 		return nil
@@ -154,8 +155,8 @@ func (d *DB) PutProcess(ctx context.Context, id sandbox.ID, p sandbox.Process, o
 	if output != nil {
 		kept = tail(output)
 	}
-	return d.write(ctx, func(ctx context.Context, t *tx) error {
-		_, err := t.stmt(ctx, sqlPutProcess).ExecContext(ctx, string(id), int64(number), data, kept)
+	return d.write(ctx, func(t *tx) error {
+		_, err := t.exec(sqlPutProcess, string(id), int64(number), data, kept)
 		return err
 	})
 }
@@ -187,8 +188,11 @@ func scanProcess(s scanner) (r ProcessRecord, err error) {
 // writeStatements lists what the writer has prepared.
 func writeStatements() []string {
 	return []string{
-		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlLease, sqlRelease, sqlInsertSandbox, sqlInsertKey,
-		sqlSandbox, sqlUpdate, sqlInsertEvent, sqlImage, sqlPutImage, sqlPutProcess,
+		sqlBegin, sqlCommit, sqlRollback,
+		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlFreeSlots, sqlLease, sqlLeaseReserved, sqlFree, sqlFreeOf,
+		sqlReserve, sqlRelease, sqlReleaseAll,
+		sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet, sqlPruneEnded, sqlPruneEvents,
+		sqlInsertEvent, sqlImage, sqlPutImage, sqlUser, sqlDeleteImage, sqlPutProcess,
 	}
 }
 

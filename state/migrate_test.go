@@ -83,12 +83,12 @@ func TestMigrationFilesAreNumbered(t *testing.T) {
 func TestNewerSchemaIsRefusedUntouched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	d := openAt(t, path)
-	if _, err := d.writer.Exec(`UPDATE schema_version SET version = version + 1`); err != nil {
+	if _, err := d.writer.ExecContext(t.Context(), `UPDATE schema_version SET version = version + 1`); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(t.Context(), path)
 	want(t, err, sandbox.ErrUnsupported, "schema_newer")
-	if _, err := d.writer.Exec(`UPDATE schema_version SET version = version - 1`); err != nil {
+	if _, err := d.writer.ExecContext(t.Context(), `UPDATE schema_version SET version = version - 1`); err != nil {
 		t.Fatal(err)
 	}
 	openAt(t, path)

@@ -33,7 +33,7 @@ const (
 		WHERE status NOT IN ('completed', 'failed') ORDER BY created_at, id`
 )
 
-// scanner is a *sql.Row or *sql.Rows.
+// scanner is a *sql.Row, *sql.Rows or record.
 type scanner interface{ Scan(dest ...any) error }
 
 func scanRow(s scanner) (Row, error) {
@@ -45,11 +45,13 @@ func scanRow(s scanner) (Row, error) {
 		address                        string
 		spec, enforcement, usage       []byte
 	)
-	err := s.Scan(&r.ID, &r.Owner, &r.Status, &r.Reason, &r.Detail, &created, &started, &ended, &deadline, &exit,
+	var id, status, reason string
+	err := s.Scan(&id, &r.Owner, &status, &reason, &r.Detail, &created, &started, &ended, &deadline, &exit,
 		&r.Slot, &r.UIDBase, &address, &r.InitPID, &initStart, &r.BootID, &spec, &enforcement, &usage, &r.LastOutput)
 	if err != nil {
 		return r, err
 	}
+	r.ID, r.Status, r.Reason = sandbox.ID(id), sandbox.Status(status), sandbox.Reason(reason)
 	r.InitStart = uint64(initStart)
 	r.CreatedAt = time.Unix(0, created).UTC()
 	r.StartedAt, r.EndedAt, r.Deadline = fromNano(started), fromNano(ended), fromNano(deadline)
