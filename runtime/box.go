@@ -18,6 +18,7 @@ type box struct {
 	op chan struct{}
 
 	mu       sync.Mutex
+	status   sandbox.Status     // guarded by mu; as in the row
 	shell    *launch.Shell      // guarded by mu; nil while none runs
 	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
 	expected bool               // guarded by mu; PID 1's end is our doing
@@ -27,7 +28,10 @@ type box struct {
 	oomAt    time.Time          // guarded by mu; when that count last rose
 	ttl      *time.Timer        // guarded by mu
 	idle     idleClock          // guarded by mu
-	main     *mainProcess       // guarded by mu; of this shell, nil while none is known
+	// rootSince is when the present root was given, if not with the shell:
+	// what main processes of an earlier one do does not matter any more.
+	rootSince time.Time    // guarded by mu
+	main      *mainProcess // guarded by mu; of this shell, nil while none is known
 }
 
 // mainProcess is the process the sandbox ends with, if it has one. The box's
@@ -59,12 +63,34 @@ func (b *box) present() *launch.Shell {
 	return b.shell
 }
 
+// setStatus notes what the row says now.
+func (b *box) setStatus(s sandbox.Status) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.status = s
+}
+
+// runs reports whether the row says running.
+func (b *box) runs() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.status == sandbox.StatusRunning
+}
+
 // counters are those of earlier shells, and whether the present one's are in
 // them already.
 func (b *box) counters() (earlier sandbox.Usage, counted bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.earlier, b.counted
+}
+
+// root tells since when the sandbox has its present root; the zero time if
+// since its shell's beginning.
+func (b *box) root() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rootSince
 }
 
 // mainOf returns the note of a main process; the caller holds mu.

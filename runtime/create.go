@@ -5,10 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/netns"
@@ -21,35 +23,131 @@ import (
 
 // Create makes a sandbox and returns when PID 1 is ready for work. A caller
 // that goes away does not stop it: the work is the daemon's from the moment
-// the intent is written. With an idempotency key a repeated call returns the
-// sandbox of the first.
+// it began. With an idempotency key a repeated call returns the sandbox of the
+// first.
 func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
-	b, sb, image, err := m.intend(ctx, req)
-	if err != nil {
-		return sb, err
-	}
-	if b == nil {
-		return m.settled(ctx, sb)
-	}
-
 	type result struct {
 		sb  sandbox.Sandbox
 		err error
 	}
 	done := make(chan result, 1)
 	m.spawn(func() {
-		defer b.unlock()
 		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 		defer cancel()
-		sb, err := m.create(work, b, sb, image, req.Actor)
+		m.creating.Add(1)
+		defer m.creating.Add(-1)
+		sb, err := m.create(work, req)
 		done <- result{sb, err}
 	})
 	select {
 	case r := <-done:
 		return r.sb, r.err
 	case <-ctx.Done():
-		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while %s was being created: it goes on: %w", b.id, ctx.Err())
+		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while a sandbox was being created: it goes on: %w", ctx.Err())
 	}
+}
+
+// create gives a shell of the pool what was asked for, or builds one where
+// the pool has none or its shell was no good.
+func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
+	// The image keeps its layers until the row names them.
+	m.imports.RLock()
+	unlock := sync.OnceFunc(m.imports.RUnlock)
+	defer unlock()
+	p, err := m.plan(ctx, req)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	if s := m.pool.take(); s != nil {
+		sb, err := m.claim(ctx, s, p)
+		if !errors.Is(err, errUnfit) {
+			return sb, err
+		}
+		m.log.Warn("a shell of the pool was no good: building another", "shell", s.b.id, "err", err)
+	}
+	b, sb, err := m.intend(ctx, p)
+	unlock()
+	if err != nil {
+		return sb, err
+	}
+	if b == nil {
+		return m.settled(ctx, sb)
+	}
+	defer b.unlock()
+	return m.build(ctx, b, sb, p)
+}
+
+// intention is what a create request comes to.
+type intention struct {
+	sb    sandbox.Sandbox // without an id and what follows from it
+	image sandbox.Image
+	key   string // for idempotency
+	hash  string
+}
+
+// plan completes and checks a request.
+func (m *Manager) plan(ctx context.Context, req sandbox.CreateRequest) (intention, error) {
+	spec, image, err := m.complete(ctx, req.Spec)
+	if err != nil {
+		return intention{}, err
+	}
+	hash, err := specHash(req.Spec)
+	return intention{
+		sb:    sandbox.Sandbox{Owner: req.Actor, Spec: spec, CreatedAt: time.Now().UTC()},
+		image: image, key: req.IdempotencyKey, hash: hash,
+	}, err
+}
+
+// named is the intention's sandbox once it has an id.
+func (p intention) named(id sandbox.ID) sandbox.Sandbox {
+	sb := p.sb
+	sb.ID = id
+	if sb.Spec.Hostname == "" {
+		sb.Spec.Hostname = hostname(sb.Spec.Name, id)
+	}
+	return sb
+}
+
+func (m *Manager) params(p intention, sb sandbox.Sandbox) state.CreateParams {
+	return state.CreateParams{
+		Sandbox: sb, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, Actor: sb.Owner, Image: p.image,
+		IdempotencyKey: p.key, RequestHash: p.hash,
+	}
+}
+
+// errUnfit is wrapped by the error of a claim that another shell may serve.
+var errUnfit = errors.New("shell unfit")
+
+// claim makes a pooled shell a sandbox. Its row is written last, running, in
+// the one commit of this path: what a crash leaves before that is a shell
+// without a row, which the next start sweeps away.
+func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (sandbox.Sandbox, error) {
+	b := s.b
+	b.op <- struct{}{} // nobody knows the box yet
+	defer b.unlock()
+	sb := p.named(b.id)
+	sb.Slot = s.slot
+	ch, err := m.dress(ctx, b, sb, p.image, s)
+	if err != nil {
+		m.spawn(func() { m.scrap(s) })
+		return sb, fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	params := m.params(p, sb)
+	params.Slot, params.Status, params.Change = &s.slot, sandbox.StatusRunning, ch
+	// The box stands before the row, so that nobody finds a row without one.
+	m.keepBox(b)
+	row, existed, err := m.state.CreateSandbox(ctx, params)
+	if err != nil || existed {
+		m.dropBox(b.id)
+		m.spawn(func() { m.scrap(s) })
+		if err != nil {
+			return row, err
+		}
+		return m.settled(ctx, row)
+	}
+	b.setStatus(row.Status)
+	m.watch(b, row, b.present(), 0)
+	return row, nil
 }
 
 // settled waits for a creation another request began and returns its outcome.
@@ -65,43 +163,25 @@ func (m *Manager) settled(ctx context.Context, sb sandbox.Sandbox) (sandbox.Sand
 
 // intend writes the intent of a new sandbox and returns its box, locked; no
 // box where an idempotency key led to a sandbox made before.
-func (m *Manager) intend(ctx context.Context, req sandbox.CreateRequest) (*box, sandbox.Sandbox, sandbox.Image, error) {
-	m.imports.RLock() // the image keeps its layers until the row names them
-	defer m.imports.RUnlock()
-	spec, image, err := m.complete(ctx, req.Spec)
-	if err != nil {
-		return nil, sandbox.Sandbox{}, image, err
-	}
-	hash, err := specHash(req.Spec)
-	if err != nil {
-		return nil, sandbox.Sandbox{}, image, err
-	}
+func (m *Manager) intend(ctx context.Context, p intention) (*box, sandbox.Sandbox, error) {
 	id := sandbox.NewID()
-	if spec.Hostname == "" {
-		spec.Hostname = hostname(spec.Name, id)
-	}
-	// The box stands before the row, so that nobody finds a row without one.
 	b := newBox(id, m.dial(m.shells.SocketPath(id)))
 	b.op <- struct{}{}
 	m.keepBox(b)
-	intent := sandbox.Sandbox{ID: id, Owner: req.Actor, Spec: spec, Status: sandbox.StatusPending, CreatedAt: time.Now().UTC()}
-	sb, existed, err := m.state.CreateSandbox(ctx, state.CreateParams{
-		Sandbox: intent, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, Actor: req.Actor, Image: image,
-		IdempotencyKey: req.IdempotencyKey, RequestHash: hash,
-	})
+	params := m.params(p, p.named(id))
+	params.Status = sandbox.StatusCreating
+	sb, existed, err := m.state.CreateSandbox(ctx, params)
 	if err != nil || existed {
 		m.dropBox(id)
-		return nil, sb, image, err
+		return nil, sb, err
 	}
-	return b, sb, image, nil
+	b.setStatus(sb.Status)
+	return b, sb, nil
 }
 
-// create takes a pending sandbox to running, or tears it down.
-func (m *Manager) create(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
-	row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor}, sandbox.StatusPending)
-	if err == nil {
-		row, err = m.bringUp(ctx, b, row, image, actor)
-	}
+// build takes a sandbox in status creating to running, or tears it down.
+func (m *Manager) build(ctx context.Context, b *box, sb sandbox.Sandbox, p intention) (sandbox.Sandbox, error) {
+	row, err := m.bringUp(ctx, b, sb, p.image, sb.Owner)
 	if err != nil {
 		m.log.Error("create sandbox", "sandbox", b.id, "err", err)
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
@@ -115,57 +195,80 @@ func (m *Manager) create(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 // bringUp gives a sandbox in status creating its kernel objects and moves it
 // to running. What it made before an error, the one teardown takes away.
 func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
-	uidBase := m.uidBase(sb.Slot)
-	b.mu.Lock()
-	b.counted = false
-	b.mu.Unlock()
-	if err := m.cgroup.Create(b.id); err != nil {
-		return sb, err
-	}
-	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
-		return sb, err
-	}
-	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
+	shell, err := m.raise(ctx, b, sb.Slot)
 	if err != nil {
 		return sb, err
 	}
-	b.mu.Lock()
-	b.shell, b.expected, b.oomKills, b.oomAt = shell, false, 0, time.Time{}
-	b.mu.Unlock()
-	if err := m.cgroup.Settle(ctx, b.id, shell.PID, uidBase); err != nil {
-		return sb, err
-	}
-	if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
-		return sb, err
-	}
-	if err := m.net.Attach(ctx, m.attachment(sb, shell)); err != nil {
-		return sb, err
-	}
-	if err := m.configure(ctx, b, sb, image, shell, uidBase); err != nil {
-		return sb, err
-	}
-	addr, err := m.net.Address(sb.Slot)
+	ch, err := m.dress(ctx, b, sb, image, nil)
 	if err != nil {
 		return sb, err
 	}
-	now := time.Now().UTC()
-	ch := state.Change{
-		InitPID: &shell.PID, InitStart: &shell.StartTime, BootID: &m.cfg.BootID, Address: &addr, UIDBase: &uidBase,
-		Enforcement: m.enforcement(sb.Spec), Actor: actor,
-	}
-	if sb.StartedAt == nil {
-		ch.StartedAt = &now
-		if sb.Spec.TTLSeconds > 0 {
-			deadline := now.Add(time.Duration(sb.Spec.TTLSeconds) * time.Second)
-			ch.Deadline = &deadline
-		}
-	}
+	ch.Actor = actor
 	row, err := m.move(ctx, b.id, sandbox.StatusRunning, ch, sandbox.StatusCreating)
 	if err != nil {
 		return sb, err
 	}
 	m.watch(b, row, shell, 0)
 	return row, nil
+}
+
+// raise builds a shell: cgroup, namespaces, PID 1 on its skeleton root.
+func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, error) {
+	b.mu.Lock()
+	b.counted = false
+	b.mu.Unlock()
+	if err := m.cgroup.Create(b.id); err != nil {
+		return nil, err
+	}
+	uidBase := m.uidBase(slot)
+	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	b.shell, b.expected, b.oomKills, b.oomAt = shell, false, 0, time.Time{}
+	b.mu.Unlock()
+	return shell, m.cgroup.Settle(ctx, b.id, shell.PID, uidBase)
+}
+
+// dress gives a sandbox's shell its limits, files and network, and PID 1 its
+// root. It returns what the row of the running sandbox must say. ready tells
+// what a pooled shell has already; nil of any other.
+func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, ready *pooled) (state.Change, error) {
+	shell, uidBase := b.present(), m.uidBase(sb.Slot)
+	if ready == nil || ready.limits != sb.Spec.Limits {
+		if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
+			return state.Change{}, err
+		}
+		if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+			return state.Change{}, err
+		}
+	}
+	if ready == nil || sb.Spec.Network.Mode != sandbox.NetworkOff {
+		if err := m.net.Attach(ctx, m.attachment(sb, shell)); err != nil {
+			return state.Change{}, err
+		}
+	}
+	if err := m.configure(ctx, b, sb, image, shell, uidBase); err != nil {
+		return state.Change{}, err
+	}
+	addr, err := m.net.Address(sb.Slot)
+	if err != nil {
+		return state.Change{}, err
+	}
+	ch := state.Change{
+		InitPID: &shell.PID, InitStart: &shell.StartTime, BootID: &m.cfg.BootID, Address: &addr, UIDBase: &uidBase,
+		Enforcement: m.enforcement(sb.Spec), Actor: sb.Owner,
+	}
+	if sb.StartedAt == nil {
+		now := time.Now().UTC()
+		ch.StartedAt = &now
+		if sb.Spec.TTLSeconds > 0 {
+			deadline := now.Add(time.Duration(sb.Spec.TTLSeconds) * time.Second)
+			ch.Deadline = &deadline
+		}
+	}
+	return ch, nil
 }
 
 // configure gives PID 1 its root and everything it must know.
@@ -188,9 +291,11 @@ func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, ima
 	if err != nil {
 		return err
 	}
-	last, err := m.state.LastProcess(ctx, b.id)
-	if err != nil {
-		return err
+	var last int64
+	if sb.StartedAt != nil { // numbers go on after those of earlier shells
+		if last, err = m.state.LastProcess(ctx, b.id); err != nil {
+			return err
+		}
 	}
 	return b.guest.Configure(ctx, guest.Config{
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),

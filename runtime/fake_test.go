@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -160,6 +161,11 @@ func (f fakeCgroups) Remove(_ context.Context, id sandbox.ID) error {
 	return f.step("cgroup.remove", func() { delete(f.cgroups, id); delete(f.frozen, id) })
 }
 func (f fakeCgroups) List() ([]sandbox.ID, error) { return f.keys(f.cgroups), nil }
+
+func (f fakeCgroups) MemoryShort() (string, bool) {
+	err := f.step("memory", nil)
+	return fmt.Sprint(err), err != nil
+}
 
 func (k *kernel) keys(m map[sandbox.ID]bool) (ids []sandbox.ID) {
 	k.mu.Lock()
@@ -377,15 +383,21 @@ type house struct {
 	gone sync.Once
 }
 
-// open starts a manager as a daemon does: over what an earlier one left.
+// open starts a manager as a daemon does: over what an earlier one left. It
+// has no pool.
 func open(t *testing.T, k *kernel, dir string) *house {
+	t.Helper()
+	return openPool(t, k, dir, 8, PoolConfig{})
+}
+
+func openPool(t *testing.T, k *kernel, dir string, slots int, pool PoolConfig) *house {
 	t.Helper()
 	db, err := state.Open(t.Context(), filepath.Join(dir, "sandboxd.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := New(Config{
-		DefaultImage: "host", Slots: 8, UIDBase: 1 << 29, BootID: "boot-1", KeepEnded: 100, KeepEvents: 1000,
+		DefaultImage: "host", Slots: slots, Pool: pool, UIDBase: 1 << 29, BootID: "boot-1", KeepEnded: 100, KeepEvents: 1000,
 		Dial: func(s string) PID1 { return fakePID1{k: k, name: s} }, Log: slog.New(slog.DiscardHandler),
 	}, db, fakeCgroups{k}, fakeNetwork{k}, fakeRoots{k}, fakeShells{k})
 	h := &house{Manager: m, k: k, db: db}
@@ -406,20 +418,38 @@ func (h *house) crash() {
 	})
 }
 
-// agree checks that database and model tell the same story.
+// agree checks that database and model tell the same story, once what goes on
+// in the background has had its time.
 func (h *house) agree(t *testing.T) {
+	t.Helper()
+	var wrong []string
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); <-time.After(2 * time.Millisecond) {
+		if wrong = h.differences(t); len(wrong) == 0 {
+			return
+		}
+	}
+	t.Error(strings.Join(wrong, "; "))
+}
+
+func (h *house) differences(t *testing.T) (wrong []string) {
 	t.Helper()
 	rows, err := h.db.Living(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	tell := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	full, upper := map[sandbox.ID]bool{}, map[sandbox.ID]bool{}
+	h.pool.mu.Lock()
+	for _, s := range h.pool.ready {
+		full[s.b.id], upper[s.b.id] = true, true
+	}
+	h.pool.mu.Unlock()
 	for _, r := range rows {
 		upper[r.ID] = true
 		if r.Status == sandbox.StatusRunning || r.Status == sandbox.StatusPaused {
 			full[r.ID] = true
 		} else if r.Status != sandbox.StatusStopped {
-			t.Errorf("%s is left %s", r.ID, r.Status)
+			tell("%s is left %s", r.ID, r.Status)
 		}
 	}
 	h.k.mu.Lock()
@@ -429,18 +459,19 @@ func (h *house) agree(t *testing.T) {
 	} {
 		for id := range c.have {
 			if !c.want[id] {
-				t.Errorf("%s: %s is left over", what, id)
+				tell("%s: %s is left over", what, id)
 			}
 		}
 		for id := range c.want {
 			if !c.have[id] {
-				t.Errorf("%s: %s is missing", what, id)
+				tell("%s: %s is missing", what, id)
 			}
 		}
 	}
 	for id := range h.k.pids {
 		if !full[id] {
-			t.Errorf("PID 1 of %s is left over", id)
+			tell("PID 1 of %s is left over", id)
 		}
 	}
+	return wrong
 }

@@ -91,7 +91,7 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 		f.m.record(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
 		f.recorded, f.skipped = seq, 0
 	}
-	if p.Main && !f.ending {
+	if p.Main && !f.ending && !p.StartedAt.Before(f.b.root()) {
 		f.ending = true
 		f.m.spawn(func() { f.endWithMain(ctx, p) })
 	}

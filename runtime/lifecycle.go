@@ -191,6 +191,60 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 	})
 }
 
+const (
+	eventReset = "sandbox.reset"
+	resetSince = "root_since" // key of such an event: when the new root was given
+)
+
+// Reset gives a running sandbox its first files again, in place: every
+// process is killed, what was written is gone, and id, address, name, limits
+// and deadline stay. One cut off by a crash leaves the sandbox stopped.
+func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
+	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+		if sb.Status != sandbox.StatusRunning {
+			return sb, wrongState(sb, "reset", sandbox.StatusRunning)
+		}
+		image, err := m.state.ImageOf(ctx, b.id)
+		if err != nil {
+			return sb, err
+		}
+		// The intent, as with a stop.
+		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
+			return sb, err
+		}
+		pid := sb.InitPID
+		sb.InitPID = 0
+		if err := m.newRoot(ctx, b, sb, image); err != nil {
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+			defer cancel()
+			detail := "reset failed: " + explain(err)
+			_, _ = m.halt(clean, b, sb, state.Change{Detail: &detail, Actor: "daemon"}) // logs, and tries again by itself
+			return sb, err
+		}
+		sb.InitPID = pid
+		return sb, m.state.Update(ctx, b.id, state.Change{
+			InitPID: &pid, EventType: eventReset, Actor: actor,
+			Data: map[string]string{resetSince: b.root().Format(time.RFC3339Nano)},
+		})
+	})
+}
+
+// newRoot replaces the files of a sandbox by those of its image, and with
+// them every process.
+func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
+	shell := b.present()
+	b.mu.Lock()
+	b.rootSince, b.main = time.Now().UTC(), nil
+	b.mu.Unlock()
+	if err := m.roots.Discard(b.id, sb.Slot); err != nil {
+		return err
+	}
+	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+		return err
+	}
+	return m.configure(ctx, b, sb, image, shell, m.uidBase(sb.Slot))
+}
+
 // startFailed is what a start that came to nothing leaves in the row: the
 // filesystem must not be lost with it.
 func startFailed(cause error) state.Change {

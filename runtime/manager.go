@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -28,7 +29,8 @@ type Config struct {
 	BootID       string         // of the host's running kernel
 	KeepEnded    int            // ended sandboxes whose records are kept
 	KeepEvents   int            // events kept
-	Dial         Dial           // nil: the real one
+	Pool         PoolConfig
+	Dial         Dial // nil: the real one
 	Log          *slog.Logger
 }
 
@@ -50,6 +52,10 @@ type Manager struct {
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 
+	pool     *pool
+	creating atomic.Int64  // creations under way
+	cleaning chan struct{} // one token for each clean-up in the background
+
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
 }
@@ -60,6 +66,9 @@ const (
 	teardownTimeout = 60 * time.Second
 	retryTeardown   = 5 * time.Second
 	idSpan          = 65536
+	// cleanUps is how many ended sandboxes are cleaned up at the same time
+	// besides the requests that ended them.
+	cleanUps = 64
 )
 
 // New returns a manager that knows of no sandbox yet: call Recover before
@@ -70,10 +79,12 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 		dial = dialGuest
 	}
 	life, cancel := context.WithCancel(context.Background())
-	return &Manager{
+	m := &Manager{
 		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
-		life: life, cancel: cancel, retry: retryTeardown, boxes: map[sandbox.ID]*box{},
+		life: life, cancel: cancel, retry: retryTeardown, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
 	}
+	m.pool = newPool(m, cfg.Pool)
+	return m
 }
 
 // Close stops watching; sandboxes go on. It waits for teardowns under way,
@@ -176,8 +187,12 @@ func (m *Manager) find(ctx context.Context, ref string) (*box, sandbox.Sandbox, 
 	return b, sb, nil
 }
 
-// running is find for what needs PID 1 to answer.
+// running is find for what needs PID 1 to answer. Of an id it does not ask
+// the database.
 func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
+	if b := m.box(sandbox.ID(ref)); b != nil && b.runs() {
+		return b, nil
+	}
 	b, sb, err := m.find(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -216,6 +231,9 @@ func (m *Manager) Events(ctx context.Context, after int64, ref string, limit int
 	}
 	return m.state.Events(ctx, after, id, limit)
 }
+
+// Pool tells how the pool of shells does.
+func (m *Manager) Pool() sandbox.PoolStats { return m.pool.Stats() }
 
 // Subscribe wakes its channel after each new event.
 func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscribe() }

@@ -30,6 +30,7 @@ type Cgroups interface {
 	Kill(ctx context.Context, id sandbox.ID) error
 	Remove(ctx context.Context, id sandbox.ID) error
 	List() ([]sandbox.ID, error)
+	MemoryShort() (why string, short bool)
 }
 
 // Network is the host's side of every sandbox's network.

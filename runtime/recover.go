@@ -43,6 +43,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		// The row holds the counters of counted shells. One that has a PID 1
 		// with a start time is not among them.
 		b.earlier, b.counted = row.Usage, row.InitStart == 0
+		b.status = row.Status
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
@@ -66,6 +67,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	_ = g.Wait()
 	m.tidyUp(ctx, rows)
 	m.spawn(m.pruneForever)
+	m.spawn(m.pool.run)
 	return nil
 }
 
@@ -161,6 +163,7 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 		if err := m.freezeAs(ctx, f.b.id, f.row.Status); err != nil {
 			log.Error("adopt sandbox: its workload is not as its row says", "err", err)
 		}
+		m.recallReset(ctx, f.b)
 		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
 		log.Info("adopted sandbox", "init_pid", f.row.InitPID)
 	case fateHalt:
@@ -174,6 +177,22 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 		log.Info("ending sandbox left by an earlier daemon", "reason", f.e.reason)
 		_ = m.endLocked(ctx, f.b, f.e) // as well
 	}
+}
+
+// recallReset finds out since when an adopted sandbox has its root: PID 1
+// tells of processes before that too.
+func (m *Manager) recallReset(ctx context.Context, b *box) {
+	e, err := m.state.LastEvent(ctx, b.id, eventReset, "sandbox."+string(sandbox.StatusCreating))
+	if err != nil {
+		if !errors.Is(err, sandbox.ErrNotFound) {
+			m.log.Warn("read the event log: the end of a main process before a reset may count", "sandbox", b.id, "err", err)
+		}
+		return
+	}
+	since, _ := time.Parse(time.RFC3339Nano, e.Data[resetSince])
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rootSince = since
 }
 
 // lastRecorded is the number PID 1 gave to the last end of a process that
@@ -198,7 +217,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 	ctx, cancel := context.WithTimeout(ctx, teardownTimeout)
 	defer cancel()
 	for what, err := range map[string]error{
-		"remove what no sandbox owns": m.sweep(ctx, rows),
+		"remove what no sandbox owns": m.sweepUp(ctx, rows),
 		"make the host image":         m.refreshHostImage(ctx),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
@@ -223,8 +242,19 @@ func (m *Manager) pruneForever() {
 	}
 }
 
+// sweepUp sweeps and then frees the slots of what was swept: of sandboxes
+// that had ended, and of pooled shells. Where something could not be removed,
+// all of those slots wait for the next start.
+func (m *Manager) sweepUp(ctx context.Context, rows []state.Row) error {
+	if err := m.sweep(ctx, rows); err != nil {
+		return err
+	}
+	return m.state.ReleaseReserved(ctx)
+}
+
 // sweep removes kernel objects whose sandbox the database does not know as
-// living: at most what a crash left between a terminal row and now.
+// living: what a crash left between a terminal row and its clean-up, and the
+// shells of the pool.
 func (m *Manager) sweep(ctx context.Context, rows []state.Row) error {
 	var errs []error
 	orphans := map[sandbox.ID]bool{}

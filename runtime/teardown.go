@@ -31,13 +31,18 @@ const (
 
 // move changes a sandbox's status by compare-and-set.
 func (m *Manager) move(ctx context.Context, id sandbox.ID, to sandbox.Status, ch state.Change, from ...sandbox.Status) (sandbox.Sandbox, error) {
-	return m.state.Move(ctx, id, from, to, ch)
+	sb, err := m.state.Move(ctx, id, from, to, ch)
+	if b := m.box(id); b != nil && err == nil {
+		b.setStatus(to)
+	}
+	return sb, err
 }
 
 // end ends a living sandbox: the one teardown, for every reason. It returns
-// when the kernel holds nothing of it any more, or, where that fails, with
-// the error; then the sandbox stays visible and is tried again until nothing
-// is left. Repeating it is safe. With code sandbox_busy it was not begun.
+// when nothing of it can run any more and its counters are written, or, where
+// that fails, with the error; then the sandbox stays visible and is tried
+// again. What the kernel holds of it otherwise goes in the background.
+// Repeating it is safe. With code sandbox_busy it was not begun.
 func (m *Manager) end(ctx context.Context, b *box, e ending) error {
 	if err := b.lock(ctx); err != nil {
 		return err
@@ -85,52 +90,98 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 	return m.takeDown(ctx, b, row)
 }
 
-// takeDown removes every kernel object of a completing sandbox and makes its
-// row terminal. The row and its leases go last: while they stand, nobody
-// else gets the address or the ids.
+// takeDown kills everything of a completing sandbox, writes its counters and
+// its end down, and leaves the rest to the background. The lease goes last:
+// while it stands, nobody else gets the address or the ids.
 func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) error {
-	if err := m.dropShell(ctx, b, row); err != nil {
+	if err := m.killShell(ctx, b); err != nil {
 		return err
 	}
-	if err := m.roots.Discard(b.id, row.Slot); err != nil {
-		return err
+	now := time.Now().UTC()
+	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true}
+	if _, counted := b.counters(); !counted {
+		ch.Usage = m.readUsage(b, row)
 	}
 	to := sandbox.StatusCompleted
 	if row.Reason.Failed() {
 		to = sandbox.StatusFailed
 	}
-	now := time.Now().UTC()
-	if _, err := m.move(ctx, b.id, to, state.Change{EndedAt: &now, Actor: "daemon"}, sandbox.StatusCompleting); err != nil {
+	if _, err := m.move(ctx, b.id, to, ch, sandbox.StatusCompleting); err != nil {
 		return err
 	}
 	m.dropBox(b.id)
+	m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
 	return nil
 }
 
-// dropShell kills everything of a sandbox and removes its shell: cgroup,
-// network, sockets. The filesystem stays; the counters go to the row.
-func (m *Manager) dropShell(ctx context.Context, b *box, row sandbox.Sandbox) error {
+// inBackground runs a clean-up besides its request, if not too many do.
+func (m *Manager) inBackground(f func()) {
+	select {
+	case m.cleaning <- struct{}{}:
+		m.spawn(func() {
+			defer func() { <-m.cleaning }()
+			f()
+		})
+	default:
+		f()
+	}
+}
+
+// cleanUp removes what an ended sandbox left, again and again until nothing
+// is left, and then frees its slot.
+func (m *Manager) cleanUp(id sandbox.ID, slot int) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
+	defer cancel()
+	err := m.clear(ctx, id, slot)
+	if err == nil {
+		err = m.state.FreeSlot(ctx, id)
+	}
+	if err != nil {
+		m.log.Error("clean up after a sandbox: tried again later", "sandbox", id, "err", err)
+		m.later(func() { m.cleanUp(id, slot) })
+	}
+}
+
+// killShell ends every process of a shell and returns when they are gone.
+func (m *Manager) killShell(ctx context.Context, b *box) error {
 	shell := b.letGo()
 	if err := m.cgroup.Kill(ctx, b.id); err != nil {
 		return err
 	}
-	if shell != nil {
-		// Outside any cgroup of ours it may still be: between libcontainer's
-		// clone and its move. The pid is sure, because the descriptor is.
-		if err := errors.Join(shell.Kill(), shell.Wait(ctx), shell.Close()); err != nil {
-			return err
-		}
+	if shell == nil {
+		return nil
+	}
+	// Outside any cgroup of ours it may still be: between libcontainer's
+	// clone and its move. The pid is sure, because the descriptor is.
+	return errors.Join(shell.Kill(), shell.Wait(ctx), shell.Close())
+}
+
+// clearShell removes what a dead shell leaves: network, cgroup, sockets.
+func (m *Manager) clearShell(ctx context.Context, id sandbox.ID, slot int) error {
+	if err := m.net.Detach(ctx, id, slot); err != nil {
+		return err
+	}
+	if err := m.cgroup.Remove(ctx, id); err != nil {
+		return err
+	}
+	return m.shells.Remove(id)
+}
+
+// clear is clearShell and the files.
+func (m *Manager) clear(ctx context.Context, id sandbox.ID, slot int) error {
+	return errors.Join(m.clearShell(ctx, id, slot), m.roots.Discard(id, slot))
+}
+
+// dropShell kills everything of a sandbox and removes its shell. The
+// filesystem stays; the counters go to the row.
+func (m *Manager) dropShell(ctx context.Context, b *box, row sandbox.Sandbox) error {
+	if err := m.killShell(ctx, b); err != nil {
+		return err
 	}
 	if err := m.count(ctx, b, row); err != nil {
 		return err
 	}
-	if err := m.net.Detach(ctx, b.id, row.Slot); err != nil {
-		return err
-	}
-	if err := m.cgroup.Remove(ctx, b.id); err != nil {
-		return err
-	}
-	return m.shells.Remove(b.id)
+	return m.clearShell(ctx, b.id, row.Slot)
 }
 
 // count writes the final counters of a dead shell down, once, before what

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/docker/go-units"
@@ -33,6 +34,7 @@ type config struct {
 	KeepEvents  int           `yaml:"keep_events"`
 	Volume      volumeConfig  `yaml:"volume"`
 	Network     networkConfig `yaml:"network"`
+	Pool        poolConfig    `yaml:"pool"`
 	Image       string        `yaml:"default_image"`
 	Defaults    limitConfig   `yaml:"default_limits"`
 	TTL         duration      `yaml:"default_ttl"`
@@ -50,6 +52,12 @@ type networkConfig struct {
 	Resolvers []netip.Addr `yaml:"resolvers"`
 }
 
+// poolConfig is about the shells kept ready.
+type poolConfig struct {
+	Size     int     `yaml:"size"`
+	CPUShare float64 `yaml:"cpu_share"` // of one processor, for refilling
+}
+
 type limitConfig struct {
 	CPUs      float64 `yaml:"cpus"`
 	Memory    size    `yaml:"memory"`
@@ -58,6 +66,9 @@ type limitConfig struct {
 	Disk      size    `yaml:"disk"`
 	Inodes    int64   `yaml:"inodes"`
 }
+
+// maxPool bounds the pool: a shell takes some 1.5 MiB.
+const maxPool = 1000
 
 // The modes of the cgroup setting.
 const (
@@ -98,6 +109,7 @@ func builtinConfig() config {
 		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
+		Pool:     poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
 		Network:  networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
 		Image:    "host",
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
@@ -161,6 +173,12 @@ func (c config) check() error {
 	}
 	if c.UIDBase < 65536 || c.UIDBase%65536 != 0 {
 		bad("uid_base %d: use a multiple of 65536 above all ids of the host", c.UIDBase)
+	}
+	if c.Pool.Size < 0 || c.Pool.Size > maxPool {
+		bad("pool.size %d: use 0 (no pool) to %d", c.Pool.Size, maxPool)
+	}
+	if c.Pool.CPUShare <= 0 || c.Pool.CPUShare > 1 {
+		bad("pool.cpu_share %g: use more than 0 and at most 1", c.Pool.CPUShare)
 	}
 	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 {
 		bad("sizes and counts must not be negative")

@@ -170,6 +170,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
 		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: resolvers, Seccomp: filter,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log,
+		Pool: runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
 	}, db, p.tree, network, p.roots, shells), p, nil
 }
 

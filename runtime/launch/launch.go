@@ -252,6 +252,21 @@ func (s *Shell) Wait(ctx context.Context) error {
 	})
 }
 
+// Alive reports whether PID 1 still runs. A shell that was closed does not.
+func (s *Shell) Alive() bool {
+	if s == nil {
+		return false
+	}
+	alive := false
+	err := s.withPIDFD(func(fd int) error {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		alive = n == 0
+		return err
+	})
+	return err == nil && alive
+}
+
 // withPIDFD runs f with the descriptor of PID 1 as a number, which cannot come
 // to mean another file meanwhile: Close may be called at any time.
 func (s *Shell) withPIDFD(f func(fd int) error) error {

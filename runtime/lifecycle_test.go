@@ -1,0 +1,91 @@
+package runtime
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+func TestResetKeepsIdentity(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{Name: "a", TTLSeconds: 1000})
+	got, err := h.Reset(t.Context(), "a", "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := h.get(t, sb.ID)
+	for what, s := range map[string]sandbox.Sandbox{"answer": got, "row": kept} {
+		if s.Status != sandbox.StatusRunning || s.ID != sb.ID || s.Address != sb.Address || s.InitPID != sb.InitPID || s.InitPID == 0 || !s.Deadline.Equal(*sb.Deadline) {
+			t.Errorf("%s of a reset: %+v, want as before: %+v", what, s, sb)
+		}
+	}
+	h.agree(t)
+	events, err := h.Events(t.Context(), 0, "a", 10)
+	if err != nil || events[len(events)-1].Type != eventReset || events[len(events)-1].Actor != "me" {
+		t.Errorf("events: %v, %v", events, err)
+	}
+	// What a main process of before does, is over, also for the next daemon.
+	ended := sandbox.Process{
+		ID: "p1", Argv: []string{"x"}, Main: true, StartedAt: sb.StartedAt.Add(time.Microsecond),
+		Exit: &sandbox.ExitStatus{Code: 137, Signal: "SIGKILL"},
+	}
+	h.eventsToldTo(t, sb.ID, ended)
+	h.crash()
+	h = open(t, k, dir)
+	h.eventsToldTo(t, sb.ID, ended)
+	if s := h.get(t, sb.ID); s.Status != sandbox.StatusRunning {
+		t.Errorf("ended by a main process that the reset ended: %s (%s)", s.Status, s.Reason)
+	}
+	ended.ID, ended.StartedAt = "p2", time.Now() // one of the new root does end it
+	k.eventsOf(sb.ID) <- guest.Event{Seq: 3, Type: processExited, Process: ended}
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() })
+}
+
+// eventsToldTo tells of the end of a process and waits until it was heard.
+func (h *house) eventsToldTo(t *testing.T, id sandbox.ID, p sandbox.Process) {
+	t.Helper()
+	ch := h.k.eventsOf(id)
+	ch <- guest.Event{Seq: 1, Type: processExited, Process: p}
+	ch <- guest.Event{Seq: 2, Type: "started"} // taken when the first was dealt with
+	for deadline := time.Now().Add(5 * time.Second); len(ch) > 0; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody listens to PID 1")
+		}
+	}
+}
+
+func TestResetThatFailsStops(t *testing.T) {
+	for _, step := range []string{"rootfs.discard", "rootfs.upper", "rootfs.mount", "guest.configure"} {
+		t.Run(step, func(t *testing.T) {
+			h := open(t, newKernel(t), t.TempDir())
+			sb := create(t, h, sandbox.Spec{})
+			h.k.setFail(step, true)
+			if _, err := h.Reset(t.Context(), string(sb.ID), ""); !errors.Is(err, errInjected) {
+				t.Fatalf("reset: %v", err)
+			}
+			h.k.setFail(step, false)
+			if got := h.get(t, sb.ID); got.Status != sandbox.StatusStopped {
+				t.Errorf("it is %s, want stopped", got.Status)
+			}
+			if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+				t.Error(err)
+			}
+			h.agree(t)
+		})
+	}
+}
+
+func TestResetOfWhatDoesNotRun(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	if _, err := h.Pause(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Reset(t.Context(), string(sb.ID), ""); sandbox.CodeOf(err) != "wrong_state" {
+		t.Errorf("reset of a paused one: %v", err)
+	}
+}

@@ -1,0 +1,289 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// PoolConfig says how many shells are kept ready, and at what price.
+type PoolConfig struct {
+	// Size is how many are kept in quiet times; misses make it more, up to
+	// poolGrowth times as many. 0: every sandbox gets a shell of its own
+	// making.
+	Size int
+	// CPUShare is the part of one processor that refilling may take, above 0
+	// and at most 1.
+	CPUShare float64
+}
+
+const (
+	// poolGrowth bounds what demand makes of the size.
+	poolGrowth = 4
+	// poolCalm is how long without a miss brings the target one step down.
+	poolCalm = time.Minute
+	// poolTick is how often the pool looks at the machine's memory.
+	poolTick = 2 * time.Second
+	// poolRest is how long an attempt to build is not repeated after one
+	// failed or the memory was short.
+	poolRest = 10 * time.Second
+	// politeness is how long a refill waits at most for creations under way.
+	politeness = 50 * time.Millisecond
+	// poolSpare is how many slots stay out of the pool's hands.
+	poolSpare = 16
+)
+
+// pool keeps shells ready: PID 1 in its namespaces and cgroup, with loopback,
+// default limits and an empty upper. What takes ten milliseconds is done
+// before anybody asks. A pooled shell has no row; the sweep of a restart
+// removes it, and its slot is reserved in the database.
+type pool struct {
+	m   *Manager
+	cfg PoolConfig
+
+	wake chan struct{}
+
+	mu     sync.Mutex
+	ready  []*pooled // guarded by mu, oldest first
+	target int       // guarded by mu
+	missed time.Time // guarded by mu; the last miss, or step down after it
+	closed bool      // guarded by mu; nothing is added any more
+	stats  sandbox.PoolStats
+}
+
+// pooled is one shell nobody has asked for yet.
+type pooled struct {
+	b      *box
+	slot   int
+	limits sandbox.Limits // those it has
+	born   time.Time
+}
+
+func newPool(m *Manager, cfg PoolConfig) *pool {
+	if cfg.CPUShare <= 0 || cfg.CPUShare > 1 {
+		cfg.CPUShare = 1
+	}
+	return &pool{m: m, cfg: cfg, target: cfg.Size, wake: make(chan struct{}, 1)}
+}
+
+// take returns the oldest ready shell that lives, or nil.
+func (p *pool) take() *pooled {
+	if p.cfg.Size == 0 {
+		return nil
+	}
+	defer p.nudge()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.ready) > 0 {
+		s := p.ready[0]
+		p.ready = p.ready[1:]
+		if s.b.present().Alive() {
+			p.stats.Hits++
+			return s
+		}
+		p.stats.Lost++
+		p.m.spawn(func() { p.m.scrap(s) })
+	}
+	p.stats.Misses++
+	p.missed = time.Now()
+	p.target = min(max(p.target+p.target/2, p.target+1), p.cfg.Size*poolGrowth)
+	return nil
+}
+
+// nudge wakes the refill.
+func (p *pool) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Stats tells how the pool does.
+func (p *pool) Stats() sandbox.PoolStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	s.Size, s.Target, s.Ready = p.cfg.Size, p.target, len(p.ready)
+	if len(p.ready) > 0 {
+		s.OldestSeconds = time.Since(p.ready[0].born).Seconds()
+	}
+	return s
+}
+
+// run refills until the daemon ends, and then gives the shells back.
+func (p *pool) run() {
+	if p.cfg.Size == 0 {
+		return
+	}
+	ctx := p.m.life
+	tick := time.NewTicker(poolTick)
+	defer tick.Stop()
+	var restUntil time.Time
+	for ctx.Err() == nil {
+		if why, short := p.m.cgroup.MemoryShort(); short {
+			p.shed(why)
+			restUntil = time.Now().Add(poolRest)
+		}
+		p.calmDown()
+		for ctx.Err() == nil && time.Now().After(restUntil) && p.wants() {
+			if err := p.add(ctx); err != nil && ctx.Err() == nil {
+				p.tellFailure(err)
+				restUntil = time.Now().Add(poolRest)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		case <-p.wake:
+		}
+	}
+	p.close()
+}
+
+func (p *pool) tellFailure(err error) {
+	p.mu.Lock()
+	p.stats.Failed++
+	p.mu.Unlock()
+	if !errors.Is(err, sandbox.ErrExhausted) { // few slots left: sandboxes have them
+		p.m.log.Warn("keep a shell ready: tried again later", "err", err)
+	}
+}
+
+func (p *pool) wants() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.ready) < p.target
+}
+
+// calmDown takes back what misses added, once they are some time ago.
+func (p *pool) calmDown() {
+	p.mu.Lock()
+	var over []*pooled
+	if p.target > p.cfg.Size && time.Since(p.missed) > poolCalm {
+		p.target = max(p.cfg.Size, p.target*3/4)
+		p.missed = time.Now()
+		if n := len(p.ready) - p.target; n > 0 {
+			over = append(over, p.ready[:n]...)
+			p.ready = p.ready[n:]
+		}
+	}
+	p.mu.Unlock()
+	p.m.scrapAll(over)
+}
+
+// shed empties the pool because the machine's memory is short.
+func (p *pool) shed(why string) {
+	p.mu.Lock()
+	all := p.ready
+	p.ready = nil
+	p.stats.Shed += int64(len(all))
+	p.mu.Unlock()
+	if len(all) > 0 {
+		p.m.log.Warn("memory is short: giving the ready shells back", "shells", len(all), "why", why)
+		p.m.scrapAll(all)
+	}
+}
+
+// close empties the pool for good.
+func (p *pool) close() {
+	p.mu.Lock()
+	all := p.ready
+	p.ready, p.closed = nil, true
+	p.mu.Unlock()
+	p.m.scrapAll(all)
+}
+
+// add builds one shell and rests as long as the share of the processor asks.
+func (p *pool) add(ctx context.Context) error {
+	for began := time.Now(); p.m.creating.Load() > 0 && time.Since(began) < politeness; {
+		pause(ctx, time.Millisecond) // the requests under way first
+	}
+	began := time.Now()
+	s, err := p.m.buildPooled(ctx)
+	took := time.Since(began)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	closed := p.closed
+	if !closed {
+		p.ready = append(p.ready, s)
+	}
+	p.stats.Built++
+	p.stats.BuildSeconds += took.Seconds()
+	p.mu.Unlock()
+	if closed {
+		p.m.scrap(s)
+	}
+	pause(ctx, time.Duration(float64(took)*(1/p.cfg.CPUShare-1)))
+	return nil
+}
+
+// buildPooled makes a shell that a sandbox with default limits can have as it
+// is. On error nothing of it is left, or will not be soon.
+func (m *Manager) buildPooled(ctx context.Context) (*pooled, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	slot, err := m.state.ReserveSlot(ctx, m.cfg.Slots, poolSpare)
+	if err != nil {
+		return nil, err
+	}
+	id := sandbox.NewID()
+	s := &pooled{b: newBox(id, m.dial(m.shells.SocketPath(id))), slot: slot, limits: withDefaults(sandbox.Limits{}, m.cfg.Defaults), born: time.Now()}
+	if err := m.raiseForPool(ctx, s); err != nil {
+		m.scrap(s)
+		return nil, fmt.Errorf("build a shell for the pool: %w", err)
+	}
+	s.born = time.Now()
+	return s, nil
+}
+
+func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
+	shell, err := m.raise(ctx, s.b, s.slot)
+	if err != nil {
+		return err
+	}
+	if err := m.cgroup.SetLimits(s.b.id, s.limits); err != nil {
+		return err
+	}
+	if err := m.roots.CreateUpper(s.b.id, s.slot, s.limits); err != nil {
+		return err
+	}
+	return m.net.Attach(ctx, netns.Attachment{
+		ID: s.b.id, Slot: s.slot, NetNS: shell.NetNS, Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkOff},
+	})
+}
+
+// scrap removes a shell without a row, again and again until nothing is left,
+// and then gives its slot back.
+func (m *Manager) scrap(s *pooled) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
+	defer cancel()
+	err := m.killShell(ctx, s.b)
+	if err == nil {
+		err = m.clear(ctx, s.b.id, s.slot)
+	}
+	if err == nil {
+		err = m.state.ReleaseSlot(ctx, s.slot)
+	}
+	if err != nil {
+		m.log.Error("remove a shell of the pool: tried again later", "shell", s.b.id, "err", err)
+		m.later(func() { m.scrap(s) })
+	}
+}
+
+func (m *Manager) scrapAll(all []*pooled) {
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for _, s := range all {
+		g.Go(func() error { m.scrap(s); return nil })
+	}
+	_ = g.Wait()
+}
