@@ -145,7 +145,7 @@ func (s *Server) forget(p *process) {
 	defer t.mu.Unlock()
 	for time.Now().Before(deadline) {
 		if p.exit != nil {
-			p.dropGroupLocked()
+			p.dropGroupLocked(t)
 			if p.group == nil {
 				break
 			}

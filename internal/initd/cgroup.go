@@ -18,7 +18,10 @@ import (
 type procGroup struct {
 	work *os.File // borrowed
 	name string
-	dir  *os.File
+	dir  int
+	// killed is set once cgroup.kill was written: some kernels (6.18 is one)
+	// then kill whatever is forked into the cgroup later, too.
+	killed bool
 }
 
 // newGroup makes the cgroup; one left by an earlier use of the name is taken over.
@@ -32,10 +35,21 @@ func newGroup(work *os.File, name string) (*procGroup, error) {
 		_ = unix.Unlinkat(wfd, name, unix.AT_REMOVEDIR)
 		return nil, fmt.Errorf("opening cgroup %s: %w", name, err)
 	}
-	return &procGroup{work: work, name: name, dir: os.NewFile(uintptr(fd), name)}, nil
+	return &procGroup{work: work, name: name, dir: fd}, nil
 }
 
-func (g *procGroup) fd() int { return int(g.dir.Fd()) }
+// empty tells whether no process lives in the cgroup; of one that cannot be
+// asked it says no.
+func (g *procGroup) empty() bool {
+	fd, err := unix.Openat(g.dir, "cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var buf [128]byte
+	n, err := unix.Read(fd, buf[:])
+	return err == nil && bytes.Contains(buf[:n], []byte("populated 0\n"))
+}
 
 // remove takes the cgroup away if it is empty; false means it is not.
 func (g *procGroup) remove() bool {
@@ -43,18 +57,19 @@ func (g *procGroup) remove() bool {
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, unix.EBADF) {
 		return false
 	}
-	_ = g.dir.Close()
+	_ = unix.Close(g.dir)
 	return true
 }
 
 // kill ends every process in the cgroup at once (cgroup.kill, Linux 5.14),
 // a frozen one too.
 func (g *procGroup) kill() error {
-	fd, err := unix.Openat(g.fd(), "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(g.dir, "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("opening cgroup.kill of %s: %w", g.name, err)
 	}
 	defer unix.Close(fd)
+	g.killed = true
 	if _, err := unix.Write(fd, []byte("1")); err != nil {
 		return fmt.Errorf("writing cgroup.kill of %s: %w", g.name, err)
 	}
@@ -63,7 +78,7 @@ func (g *procGroup) kill() error {
 
 // pids lists the members, as this pid namespace numbers them.
 func (g *procGroup) pids() ([]int, error) {
-	fd, err := unix.Openat(g.fd(), "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(g.dir, "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening cgroup.procs of %s: %w", g.name, err)
 	}

@@ -44,10 +44,7 @@ func (s *Server) configure(c *conn, a initproto.Configure) error {
 		return err
 	}
 	defer unlock()
-	if work != nil {
-		closeAll(s.cfg.work)
-		s.cfg.work = work
-	}
+	s.takeWork(work)
 	if err := s.applyRoot(a, root, extra, &done); err != nil {
 		return err
 	}
@@ -84,6 +81,27 @@ func takeConfigureFDs(c *conn, a initproto.Configure) (work, root *os.File, extr
 		return nil, nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "extra mounts come with a new root only")
 	}
 	return work, root, extra, nil
+}
+
+// takeWork makes work the cgroup that processes go to. The same directory
+// again changes nothing: groups in use hold on to the descriptor there was.
+func (s *Server) takeWork(work *os.File) {
+	if work == nil {
+		return
+	}
+	if s.cfg.work != nil && sameFile(work, s.cfg.work) {
+		closeAll(work)
+		return
+	}
+	s.procs.dropSpare()
+	closeAll(s.cfg.work)
+	s.cfg.work = work
+}
+
+func sameFile(a, b *os.File) bool {
+	sa, erra := a.Stat()
+	sb, errb := b.Stat()
+	return erra == nil && errb == nil && os.SameFile(sa, sb)
 }
 
 func closeAll(files ...*os.File) {
@@ -163,6 +181,7 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
 		}
 		s.switches.Add(1)
+		s.users.forget()
 	}
 	done.Switch = time.Since(began)
 	began = time.Now()

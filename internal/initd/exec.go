@@ -43,7 +43,7 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	if user == "" {
 		user = cfg.User
 	}
-	acc, err := lookupUser(user)
+	acc, err := s.users.lookup(user)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	}
 	defer st.closeChild()
 	if cfg.work != nil {
-		if p.group, err = newGroup(cfg.work, string(id)); err != nil {
+		if p.group, err = s.procs.groupFor(cfg.work); err != nil {
 			st.closeOurs()
 			return nil, sandbox.Errorf(sandbox.ErrUnavailable, "cgroup_failed", "starting process %s: %w", id, err)
 		}
@@ -68,13 +68,13 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 		Credential: &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups},
 	}}
 	if p.group != nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.fd()
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.dir
 	}
 	p.rec.StartedAt = time.Now()
 	if err := s.forkAndAdd(cfg.worker, p, st, spec.Argv, env["PATH"], dir, attr); err != nil {
-		if p.group != nil {
-			p.group.remove()
-		}
+		s.procs.mu.Lock()
+		p.dropGroupLocked(s.procs)
+		s.procs.mu.Unlock()
 		st.closeOurs()
 		p.out.release()
 		if se, ok := errors.AsType[*sandbox.Error](err); ok {
@@ -84,7 +84,7 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	}
 	p.armTimeout(s.procs, time.Duration(spec.TimeoutSeconds*float64(time.Second)))
 	for i, f := range p.outputs {
-		go p.pump(f, []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}[i])
+		go p.pump(s.procs, f, []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}[i])
 	}
 	return p, nil
 }
@@ -105,7 +105,7 @@ func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, argv []string, pat
 			p.rec.PID = pid
 			p.stdin, p.tty, p.outputs = st.stdin, st.tty, st.outputs
 			// Pumps must be counted before the reaper can see the process.
-			p.pumps.Add(len(p.outputs))
+			p.parts.Store(int32(1 + len(p.outputs)))
 			s.procs.add(p)
 			return nil
 		}

@@ -56,7 +56,7 @@ func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 	if a.User == "" {
 		a.User = cfg.User
 	}
-	acc, err := lookupUser(a.User)
+	acc, err := s.users.lookup(a.User)
 	if err != nil {
 		return err
 	}

@@ -2,29 +2,42 @@ package initd
 
 import (
 	"fmt"
-	"os"
 	"os/signal"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
 )
+
+// runtimeSignal is one the Go runtime sends to its own threads; it is harmless
+// when a workload does.
+const runtimeSignal = syscall.SIGURG
+
+// threadSignal is another, number 33, which has no name.
+const threadSignal = syscall.Signal(33)
 
 // Prepare makes the calling process fit to be PID 1. It must run before any
 // workload does.
 //
-// Every signal is caught and dropped: workloads may signal PID 1 as far as
-// their rights go, and the Go runtime would end the process on some. They are
-// not set to be ignored, which the workloads would inherit. Not being
-// dumpable keeps same-user workloads from tracing PID 1 and the child it
-// forks, which shares PID 1's memory until it has called execve.
+// Every signal gets its default action. Workloads may signal PID 1 as far as
+// their rights go, and the Go runtime, which handles all of them, would end
+// the process on some. The kernel drops those with default action
+// (pid_namespaces(7)). Workloads inherit just that, so the child between fork
+// and exec has nothing to put back, and PID 1 is not woken for SIGCHLD. A
+// fault of its own ends PID 1, as it would anyway.
+//
+// Not being dumpable keeps same-user workloads from tracing PID 1 and the
+// child it forks, which shares PID 1's memory until it has called execve.
 func Prepare() error {
-	dropped := make(chan os.Signal, 1) // nobody reads: a full channel loses the rest
 	for s := syscall.Signal(1); s < 65; s++ {
 		switch s {
-		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG:
-			// The first two cannot be caught, CHLD does nothing, URG is the runtime's own.
-		default:
-			signal.Notify(dropped, s)
+		case syscall.SIGKILL, syscall.SIGSTOP, runtimeSignal, threadSignal:
+			continue
+		}
+		signal.Ignore(s) // the runtime then no longer resets it in each child
+		if err := linux.DefaultSignal(s); err != nil {
+			return err
 		}
 	}
 	unix.Umask(0o022)

@@ -3,6 +3,7 @@ package initd
 import (
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,11 +28,11 @@ type process struct {
 	exit    *sandbox.ExitStatus
 	group   *procGroup // until it is empty after the end
 	timedAt bool
-	exited  atomic.Bool // for the pumps
-	timer   *time.Timer // the timeout, then the grace
+	exited  atomic.Bool  // for the pumps
+	parts   atomic.Int32 // the main process and its pumps, as far as they have not ended
+	timer   *time.Timer  // the timeout, then the grace
 	out     *ring
 	readers atomic.Int32
-	pumps   sync.WaitGroup
 	outputs []*os.File // pipe ends or the terminal, read by the pumps
 
 	inMu  sync.Mutex
@@ -64,13 +65,12 @@ func (p *process) endedLocked(ws unix.WaitStatus, at time.Time) {
 	}
 	p.exit = e
 	p.exited.Store(true)
-	p.dropGroupLocked()
 }
 
-// dropGroupLocked removes the cgroup if nothing lives in it any more. A
+// dropGroupLocked lets go of the cgroup if nothing lives in it any more. A
 // timeout goes on for as long as something does.
-func (p *process) dropGroupLocked() {
-	if p.group != nil && p.group.remove() {
+func (p *process) dropGroupLocked(t *table) {
+	if p.group != nil && t.retireLocked(p.group) {
 		p.group = nil
 	}
 	if p.group == nil && p.timer != nil {
@@ -79,22 +79,36 @@ func (p *process) dropGroupLocked() {
 }
 
 // afterExit lets the pumps end: what is in the pipes is read, and children
-// that hold them open get a moment more.
+// that hold them open get a moment more. Who waits for the end is told first;
+// cleaning up comes after.
 func (p *process) afterExit(t *table) {
-	until := time.Now().Add(drainGrace)
-	for _, f := range p.outputs {
-		_ = f.SetReadDeadline(until)
-	}
-	go func() {
-		p.pumps.Wait()
-		p.out.close()
-		p.closeStdin()
+	if !p.partEnded(t) {
+		until := time.Now().Add(drainGrace)
 		for _, f := range p.outputs {
-			_ = f.Close()
+			_ = f.SetReadDeadline(until)
 		}
-		t.trim()
-	}()
+	}
+	t.mu.Lock()
+	p.dropGroupLocked(t)
+	t.mu.Unlock()
+	t.trim()
 	p.sweepLater(t, 5*time.Millisecond)
+}
+
+// partEnded notes that the main process or a pump has ended. With the last of
+// them the output is complete, and true is returned.
+func (p *process) partEnded(t *table) bool {
+	if p.parts.Add(-1) > 0 {
+		return false
+	}
+	p.out.close()
+	runtime.Gosched() // readers of the output go first
+	p.closeStdin()
+	for _, f := range p.outputs {
+		_ = f.Close()
+	}
+	t.trim()
+	return true
 }
 
 // sweepLater tries to remove the cgroup again: the kernel may say busy for a
@@ -110,7 +124,7 @@ func (p *process) sweepLater(t *table, after time.Duration) {
 	}
 	time.AfterFunc(after, func() {
 		t.mu.Lock()
-		p.dropGroupLocked()
+		p.dropGroupLocked(t)
 		t.mu.Unlock()
 		p.sweepLater(t, 4*after)
 	})
@@ -121,6 +135,9 @@ func (p *process) sweepLater(t *table, after time.Duration) {
 func (p *process) signal(t *table, sig unix.Signal) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if p.exit != nil {
+		p.dropGroupLocked(t)
+	}
 	if p.group != nil {
 		if err := p.group.signal(sig); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "signal_failed", "signalling process %s: %w", p.rec.ID, err)

@@ -35,6 +35,7 @@ type Server struct {
 	build string
 	began time.Time
 	procs *table
+	users userCache
 	tidy  *time.Timer
 	slots chan struct{}
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,7 @@ const (
 // stdio is the plumbing of one process: the child's ends, closed once it is
 // forked, and ours.
 type stdio struct {
-	child   []*os.File // stdin, stdout, stderr
+	child   []int // stdin, stdout, stderr; plain numbers: nothing here waits on them
 	stdin   *os.File
 	tty     *os.File
 	outputs []*os.File
@@ -47,45 +48,41 @@ func openStdio(spec sandbox.ProcessSpec, acc account) (*stdio, error) {
 
 func (st *stdio) openPipes(stdin bool) error {
 	if stdin {
-		r, w, err := pipe(false)
+		theirs, ours, err := pipe(0, 1)
 		if err != nil {
 			return err
 		}
-		st.child, st.stdin = append(st.child, r), w
+		st.child, st.stdin = append(st.child, theirs), ours
 	} else {
-		null, err := os.OpenFile("/dev/null", os.O_RDONLY, 0)
+		null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("opening /dev/null: %w", err)
 		}
 		st.child = append(st.child, null)
 	}
 	for range 2 {
-		r, w, err := pipe(true)
+		theirs, ours, err := pipe(1, 0)
 		if err != nil {
 			return err
 		}
-		st.child, st.outputs = append(st.child, w), append(st.outputs, r)
+		st.child, st.outputs = append(st.child, theirs), append(st.outputs, ours)
 	}
 	return nil
 }
 
-// pipe makes a pipe of which only our end is non-blocking: the read end if
-// output, else the write end.
-func pipe(output bool) (r, w *os.File, err error) {
+// pipe makes a pipe and returns the child's end and ours, which alone does
+// not block; 0 is the end to read from, 1 the one to write to.
+func pipe(theirs, ours int) (child int, file *os.File, err error) {
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		return nil, nil, fmt.Errorf("making a pipe: %w", err)
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return -1, nil, fmt.Errorf("making a pipe: %w", err)
 	}
-	ours := fds[1]
-	if output {
-		ours = fds[0]
-	}
-	if err := unix.SetNonblock(ours, true); err != nil {
+	if err := unix.SetNonblock(fds[theirs], false); err != nil {
 		_ = unix.Close(fds[0])
 		_ = unix.Close(fds[1])
-		return nil, nil, fmt.Errorf("making a pipe non-blocking: %w", err)
+		return -1, nil, fmt.Errorf("making a pipe's end blocking: %w", err)
 	}
-	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+	return fds[theirs], os.NewFile(uintptr(fds[ours]), "pipe"), nil
 }
 
 // openTerminal opens a new terminal of the sandbox's own devpts. The name is
@@ -109,8 +106,7 @@ func (st *stdio) openTerminal(size sandbox.WindowSize, acc account) error {
 	if errno != 0 {
 		return fmt.Errorf("opening the terminal's other side: %w", errno)
 	}
-	slave := os.NewFile(peer, "terminal")
-	st.child = []*os.File{slave, slave, slave}
+	st.child = []int{int(peer), int(peer), int(peer)}
 	st.stdin, st.outputs = st.tty, []*os.File{st.tty}
 	if err := unix.Fchown(int(peer), int(acc.uid), -1); err != nil {
 		return fmt.Errorf("giving the terminal to user %d: %w", acc.uid, err)
@@ -131,21 +127,18 @@ func setWindow(tty *os.File, size sandbox.WindowSize) error {
 }
 
 func (st *stdio) childFDs() []uintptr {
-	fds := make([]uintptr, 0, 3)
-	for _, f := range st.child {
-		raw, err := f.SyscallConn()
-		if err == nil {
-			// Not Fd(), which would make the file blocking for good.
-			_ = raw.Control(func(fd uintptr) { fds = append(fds, fd) })
-		}
+	fds := make([]uintptr, len(st.child))
+	for i, fd := range st.child {
+		fds[i] = uintptr(fd)
 	}
 	return fds
 }
 
 func (st *stdio) closeChild() {
-	for _, f := range st.child {
-		_ = f.Close()
+	for _, fd := range slices.Compact(st.child) { // a terminal is there three times
+		_ = unix.Close(fd)
 	}
+	st.child = nil
 }
 
 func (st *stdio) closeOurs() {
@@ -162,8 +155,8 @@ var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); ret
 // after the main process's end is over; then what the pipe holds is still
 // read, but no more than a pipe can hold. No buffer is held while there is
 // nothing to read.
-func (p *process) pump(f *os.File, stream sandbox.Stream) {
-	defer p.pumps.Done()
+func (p *process) pump(t *table, f *os.File, stream sandbox.Stream) {
+	defer p.partEnded(t)
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return

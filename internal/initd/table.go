@@ -2,6 +2,7 @@ package initd
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -40,6 +41,10 @@ type table struct {
 	// forking holds reaping back between a fork and the entry in byPID, and
 	// whoever must be sure that no fork is under way. Taken before mu.
 	forking sync.RWMutex
+	// spare is an empty cgroup kept for the next process: making and removing
+	// one takes longer than all else PID 1 does for a short command.
+	spare    *procGroup
+	groupSeq int64
 }
 
 func newTable() *table {
@@ -100,6 +105,14 @@ func (t *table) collect() {
 		}
 		delete(t.byPID, pid)
 		p.endedLocked(ws, time.Now())
+		if ws.Signal() == unix.SIGKILL {
+			// If that was the host's cgroup.kill above us, it hit the spare
+			// and this process's cgroup too: see procGroup.killed.
+			t.dropSpareLocked()
+			if p.group != nil {
+				p.group.killed = true
+			}
+		}
 		t.live--
 		t.eventLocked(initproto.EventExited, p)
 		ended = append(ended, p)
@@ -120,9 +133,52 @@ func (t *table) collect() {
 func (t *table) sweepLocked() {
 	for _, p := range t.order {
 		if p.exit != nil {
-			p.dropGroupLocked()
+			p.dropGroupLocked(t)
 		}
 	}
+}
+
+// groupFor returns an empty cgroup beneath work: the spare, or a new one.
+func (t *table) groupFor(work *os.File) (*procGroup, error) {
+	t.mu.Lock()
+	g := t.spare
+	t.spare = nil
+	t.groupSeq++
+	name := "g" + strconv.FormatInt(t.groupSeq, 10)
+	t.mu.Unlock()
+	if g != nil && g.work == work {
+		return g, nil
+	}
+	if g != nil {
+		g.remove()
+	}
+	return newGroup(work, name)
+}
+
+// dropSpare removes the spare cgroup.
+func (t *table) dropSpare() {
+	t.mu.Lock()
+	t.dropSpareLocked()
+	t.mu.Unlock()
+}
+
+func (t *table) dropSpareLocked() {
+	if t.spare != nil {
+		t.spare.remove()
+		t.spare = nil
+	}
+}
+
+// retireLocked takes a cgroup back if nothing lives in it any more.
+func (t *table) retireLocked(g *procGroup) bool {
+	if t.spare != nil || g.killed {
+		return g.remove()
+	}
+	if !g.empty() {
+		return false
+	}
+	t.spare = g
+	return true
 }
 
 // newID reserves the next id.

@@ -1,11 +1,12 @@
 package initd
 
 import (
-	"io"
-	"os"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,11 +30,59 @@ type account struct {
 	shell    string
 }
 
-// lookupUser resolves a name, a uid or uid:gid by the present root's
-// /etc/passwd and /etc/group. Empty means root. A number without an entry is
-// accepted, with group 0 and no groups of its own; a name is not.
-func lookupUser(user string) (account, error) {
-	return resolveUser(user, readUserFile("/etc/passwd"), readUserFile("/etc/group"))
+// userCache remembers the account asked for last and what the files it came
+// from looked like.
+type userCache struct {
+	mu            sync.Mutex
+	known         bool
+	user          string
+	passwd, group fileStamp
+	acc           account
+}
+
+// fileStamp changes with a file's content: ctime cannot be set by a user.
+type fileStamp struct {
+	dev, ino uint64
+	size     int64
+	changed  unix.Timespec
+}
+
+// settleTime is longer than a tick of the clock ctimes are taken from: a file
+// that last changed longer ago cannot change without a new ctime.
+const settleTime = 100 * time.Millisecond
+
+// stampOf returns a file's stamp, and whether it vouches for the content.
+func stampOf(path string) (fileStamp, bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fileStamp{}, errors.Is(err, unix.ENOENT)
+	}
+	age := time.Since(time.Unix(st.Ctim.Unix()))
+	return fileStamp{uint64(st.Dev), st.Ino, st.Size, st.Ctim}, age > settleTime
+}
+
+// lookup resolves a name, a uid or uid:gid by the present root's /etc/passwd
+// and /etc/group. Empty means root. A number without an entry is accepted,
+// with group 0 and no groups of its own; a name is not.
+func (c *userCache) lookup(user string) (account, error) {
+	passwd, settledP := stampOf("/etc/passwd")
+	group, settledG := stampOf("/etc/group")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known && c.user == user && c.passwd == passwd && c.group == group {
+		return c.acc, nil
+	}
+	acc, err := resolveUser(user, readUserFile("/etc/passwd"), readUserFile("/etc/group"))
+	c.known = err == nil && settledP && settledG
+	c.user, c.passwd, c.group, c.acc = user, passwd, group, acc
+	return acc, err
+}
+
+// forget drops what is remembered: the root changes.
+func (c *userCache) forget() {
+	c.mu.Lock()
+	c.known = false
+	c.mu.Unlock()
 }
 
 func resolveUser(user, passwd, group string) (account, error) {
@@ -147,14 +196,22 @@ func readUserFile(path string) string {
 	if err != nil {
 		return ""
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return ""
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxUserFile))
-	if err != nil {
-		return ""
+	b := make([]byte, min(st.Size, maxUserFile))
+	got := 0
+	for got < len(b) {
+		n, err := unix.Read(fd, b[got:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		got += n
 	}
-	return string(b)
+	return string(b[:got])
 }
