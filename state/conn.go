@@ -25,7 +25,16 @@ type stmt struct {
 	columns int // of a row; -1 until the first
 }
 
-// newConn prepares queries on a connection of this package's driver.
+// beneath returns what is under a connection of database/sql, with queries
+// prepared. It is used within Raw only, and closed before the connection.
+func beneath(above *sql.Conn, queries []string) (c *conn, err error) {
+	err = above.Raw(func(driverConn any) error {
+		c, err = newConn(driverConn, queries)
+		return err
+	})
+	return c, err
+}
+
 func newConn(driverConn any, queries []string) (*conn, error) {
 	lite, ok := driverConn.(*sqlite3.SQLiteConn)
 	if !ok {

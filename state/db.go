@@ -24,7 +24,14 @@ type DB struct {
 	turn   chan struct{} // one token: the right to write
 	reader *sql.DB
 	reads  map[string]*sql.Stmt
-	log    *os.File // SQLite's write-ahead log
+	quick  struct { // a reader, see first
+		mu   sync.Mutex
+		conn *sql.Conn
+		low  *conn // the same, below database/sql
+	}
+	log    *os.File       // SQLite's write-ahead log
+	full   chan struct{}  // asks for a checkpoint
+	folded sync.WaitGroup // the checkpoints
 	disk   *disk
 
 	mu        sync.Mutex
@@ -57,6 +64,8 @@ func Open(ctx context.Context, path string) (*DB, error) {
 		_ = d.closeAll()
 		return nil, fmt.Errorf("opening the database %s: %w", path, translate(err))
 	}
+	d.full = make(chan struct{}, 1)
+	d.folded.Go(d.checkpoints)
 	return d, nil
 }
 
@@ -98,7 +107,7 @@ func (d *DB) connect(path string) error {
 		connections int
 	}{
 		{&d.pool, false, 1},
-		{&d.reader, true, max(4, runtime.NumCPU())},
+		{&d.reader, true, 1 + max(4, runtime.NumCPU())},
 	} {
 		name, err := dsn(path, side.readOnly)
 		if err != nil {
@@ -147,7 +156,16 @@ func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	if d.writer, err = d.pool.Conn(ctx); err != nil {
 		return err
 	}
-	if err := d.writer.Raw(func(c any) (err error) { d.conn, err = newConn(c, writeStatements()); return err }); err != nil {
+	if _, err := d.writer.ExecContext(ctx, fmt.Sprint(`PRAGMA wal_autocheckpoint = `, maxLog)); err != nil {
+		return err
+	}
+	if d.conn, err = beneath(d.writer, writeStatements()); err != nil {
+		return err
+	}
+	if d.quick.conn, err = d.reader.Conn(ctx); err != nil {
+		return err
+	}
+	if d.quick.low, err = beneath(d.quick.conn, nil); err != nil {
 		return err
 	}
 	d.reads, err = prepareAll(ctx, d.reader, readStatements())
@@ -167,7 +185,7 @@ func prepareAll(ctx context.Context, db *sql.DB, queries []string) (map[string]*
 }
 
 // lostNumbers is more than a crash of the host can take of the event log:
-// what was not yet on disk, at most a checkpoint's thousand pages or so.
+// what was not yet on disk, less than maxLog pages with a few events each.
 const lostNumbers = 1 << 20
 
 // skipLostNumbers leaves out the numbers of events that were read by
@@ -187,19 +205,27 @@ func skipLostNumbers(ctx context.Context, db *sql.DB) error {
 // Close ends the connections; the last one folds the log into the database.
 func (d *DB) Close() error {
 	d.turn <- struct{}{} // never given back
+	close(d.full)
+	d.folded.Wait()
 	return translate(d.closeAll())
 }
 
 func (d *DB) closeAll() error {
 	// The reader first: the last connection checkpoints, and only a writer can.
-	errs := []error{d.reader.Close()}
-	if d.conn != nil {
-		errs = append(errs, d.conn.close())
+	var errs []error
+	for _, side := range []struct {
+		low  *conn
+		conn *sql.Conn
+		pool *sql.DB
+	}{{d.quick.low, d.quick.conn, d.reader}, {d.conn, d.writer, d.pool}} {
+		if side.low != nil {
+			errs = append(errs, side.low.close())
+		}
+		if side.conn != nil {
+			errs = append(errs, side.conn.Close())
+		}
+		errs = append(errs, side.pool.Close())
 	}
-	if d.writer != nil {
-		errs = append(errs, d.writer.Close())
-	}
-	errs = append(errs, d.pool.Close())
 	if d.log != nil {
 		errs = append(errs, d.log.Close())
 	}
@@ -265,6 +291,7 @@ func (d *DB) write(ctx context.Context, f func(t *tx) error) error {
 	var commit uint64
 	if err == nil {
 		commit = d.disk.committed()
+		d.askCheckpoint(commit)
 	}
 	<-d.turn
 	if err != nil {

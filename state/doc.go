@@ -11,11 +11,33 @@
 //     So a caller moves a sandbox to a terminal status only after everything
 //     named by the slot is gone.
 //
-// The database runs in WAL mode with synchronous=FULL: what a method returned
-// has survived a power cut. All writes go through one connection in turn
-// (DB.write, the one place where several could later share a commit); reads
-// have their own connections and never wait for writes. Transactions hold SQL
-// only, and followers of events are woken after the commit.
+// A slot may be reserved before there is a sandbox, for a shell made in
+// advance, and kept after a sandbox's end (KeepSlot) until what it names is
+// removed.
+//
+// All writes go through one connection in turn (DB.write); reads have their
+// own connections and never wait for writes. Transactions hold SQL only, and
+// followers of events are woken after the commit.
+//
+// The database runs in WAL mode with synchronous=NORMAL: what a method
+// returned survives any end of the daemon, kill -9 included. What must also
+// survive a power cut waits, outside the turn, for an fsync of the log that
+// it shares with others (see disk). The log is one file written in order, so
+// each such write makes all commits before it durable too.
+//
+//	write                                  on disk when it returns
+//	create, → creating, running, paused    no: it dies with the host anyway
+//	→ stopped                              yes: says that the files are whole
+//	stopped → creating                     yes: says so no longer, before they are touched
+//	→ completing, completed, failed        yes: how it ended, what may be deleted
+//	any with usage                         yes: money
+//	images, put and deleted                yes: layers are kept and deleted by them
+//	idempotency keys                       as the sandbox they made
+//	processes, events, slots, pruning      no
+//	migrations                             yes
+//
+// After a power cut the newest of what does not wait may be missing, never
+// something older than what is there; the numbers of lost events are skipped.
 //
 // What it deliberately does not do: touch the kernel, decide on moves, or
 // keep two daemons from one file (the daemon's lock does). Its caller is the

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -81,6 +82,36 @@ func (k *disk) flush() {
 			"the disk with the database refused a write, so nothing can be promised to last: mend the disk, then restart the daemon: %w", err)
 	}
 	k.ended.Broadcast()
+}
+
+// The log is folded into the database every so many commits, in the
+// background: in the writer's turn, where SQLite would do it, every hundredth
+// create would take milliseconds. It goes on at its start again when all was
+// folded, nobody reads it and somebody writes. Where that does not come to
+// pass, or the background fails, SQLite folds it in a commit once it has
+// maxLog pages.
+const (
+	checkpointEvery = 256
+	maxLog          = 16000
+)
+
+// askCheckpoint is called in the writer's turn.
+func (d *DB) askCheckpoint(commit uint64) {
+	if commit%checkpointEvery != 0 {
+		return
+	}
+	select {
+	case d.full <- struct{}{}:
+	default: // asked already
+	}
+}
+
+// checkpoints folds the log whenever it was asked for. Its errors are those
+// the next durable write or SQLite's own checkpoint meets.
+func (d *DB) checkpoints() {
+	for range d.full {
+		_, _ = d.reader.ExecContext(context.Background(), `PRAGMA wal_checkpoint(PASSIVE)`)
+	}
 }
 
 // openLog opens the write-ahead log for its fsync. SQLite has made it, keeps

@@ -50,11 +50,14 @@ func (d *DB) PutImage(ctx context.Context, img sandbox.Image) error {
 
 // Image returns the image of a name. ErrNotFound.
 func (d *DB) Image(ctx context.Context, name string) (sandbox.Image, error) {
-	img, err := scanImage(d.reads[sqlImage].QueryRowContext(ctx, name))
+	found, err := d.first(ctx, sqlImage, name)
 	if errors.Is(err, sql.ErrNoRows) {
-		return img, imageNotFound(name)
+		return sandbox.Image{}, imageNotFound(name)
 	}
-	return img, translate(err)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	return scanImage(found)
 }
 
 // ImageOf returns the image a sandbox was made of, as it was then. ErrNotFound
@@ -170,8 +173,12 @@ func (d *DB) Processes(ctx context.Context, id sandbox.ID) ([]ProcessRecord, err
 // LastProcess returns the highest process number kept of a sandbox, 0 where
 // there is none.
 func (d *DB) LastProcess(ctx context.Context, id sandbox.ID) (number int64, err error) {
-	err = d.reads[sqlLastProcess].QueryRowContext(ctx, string(id)).Scan(&number)
-	return number, translate(err)
+	found, err := d.first(ctx, sqlLastProcess, string(id))
+	if err != nil {
+		return 0, err
+	}
+	err = found.Scan(&number)
+	return number, err
 }
 
 func scanProcess(s scanner) (r ProcessRecord, err error) {
@@ -199,6 +206,6 @@ func writeStatements() []string {
 // readStatements lists what the readers have prepared.
 func readStatements() []string {
 	return []string{
-		sqlSandbox, sqlByName, sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImage, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent, sqlLastProcess,
+		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
 	}
 }

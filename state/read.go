@@ -69,6 +69,9 @@ func scanRow(s scanner) (Row, error) {
 		data   []byte
 		into   any
 	}{{"spec", spec, &r.Spec}, {"enforcement", enforcement, &r.Enforcement}, {"usage", usage, &r.Usage}} {
+		if s := string(j.data); s == "{}" || s == "null" {
+			continue
+		}
 		if err := json.Unmarshal(j.data, j.into); err != nil {
 			return r, fmt.Errorf("reading sandbox %s: %s: %w", r.ID, j.column, err)
 		}
@@ -96,11 +99,31 @@ func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
 }
 
 func (d *DB) one(ctx context.Context, ref any, query string, args ...any) (sandbox.Sandbox, error) {
-	row, err := scanRow(d.reads[query].QueryRowContext(ctx, args...))
+	found, err := d.first(ctx, query, args...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Sandbox{}, notFound(ref)
 	}
-	return row.Sandbox, translate(err)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	row, err := scanRow(found)
+	return row.Sandbox, err
+}
+
+// first returns the first row of a short query, sql.ErrNoRows where there is
+// none. It is for what every request asks; longer reading has its own
+// connections.
+func (d *DB) first(ctx context.Context, query string, args ...any) (found record, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, translate(err)
+	}
+	d.quick.mu.Lock()
+	defer d.quick.mu.Unlock()
+	err = d.quick.conn.Raw(func(any) error {
+		found, err = d.quick.low.row(query, args...)
+		return err
+	})
+	return found, translate(err)
 }
 
 // ByPrefix returns the one sandbox whose id begins so. ErrInvalid with code

@@ -1,9 +1,11 @@
 package state
 
 import (
+	stdcmp "cmp"
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -38,6 +40,84 @@ func TestCreateReadsBackWhole(t *testing.T) {
 	if err != nil || len(events) != 1 || events[0].Type != "sandbox.pending" || events[0].Actor != "uid:0" {
 		t.Fatalf("events %+v, error %v", events, err)
 	}
+}
+
+// TestCreateBeginsAnywhere: one write leaves what a create and its moves do.
+func TestCreateBeginsAnywhere(t *testing.T) {
+	d := open(t)
+	at, pid, start, boot, uid := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), 42, uint64(1)<<63+7, "boot-1", uint32(4_000_000_000)
+	addr, detail := netip.MustParseAddr("10.1.2.3"), "quick"
+	ch := Change{
+		Detail: &detail, StartedAt: &at, Deadline: &at, UIDBase: &uid, Address: &addr, InitPID: &pid, InitStart: &start, BootID: &boot,
+		Enforcement: []sandbox.Enforcement{{Limit: "cpu", Asked: "2 cpus", Enforced: true}}, Data: map[string]string{"k": "v"},
+	}
+	opt := cmpopts.EquateComparable(netip.Addr{})
+	for _, c := range []struct {
+		status sandbox.Status
+		ch     Change
+		types  []string
+	}{
+		{"", Change{}, []string{"sandbox.pending"}},
+		{sandbox.StatusPending, ch, []string{"sandbox.pending"}},
+		{sandbox.StatusCreating, Change{}, []string{"sandbox.pending", "sandbox.creating"}},
+		{sandbox.StatusRunning, ch, []string{"sandbox.pending", "sandbox.creating", "sandbox.running"}},
+	} {
+		p := params("")
+		p.Sandbox.CreatedAt = at
+		p.Sandbox.Spec.Env = map[string]string{} // reads back as none
+		p.Status, p.Change = c.status, c.ch
+		begun := time.Now()
+		got, _, err := d.CreateSandbox(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		exp := p.Sandbox
+		exp.Spec.Env = nil
+		exp.Status, exp.Slot, exp.UIDBase = stdcmp.Or(c.status, sandbox.StatusPending), got.Slot, testUIDBase+uint32(got.Slot)<<16
+		if c.ch.UIDBase != nil {
+			exp.Detail, exp.StartedAt, exp.Deadline, exp.UIDBase, exp.Address = detail, &at, &at, uid, addr
+			exp.InitPID, exp.Enforcement = pid, ch.Enforcement
+		}
+		if diff := cmp.Diff(exp, got, opt); diff != "" {
+			t.Errorf("created %q (-want +got):\n%s", c.status, diff)
+		}
+		rows, err := d.Living(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(rows, func(r Row) bool { return r.ID == got.ID })
+		read := Row{Sandbox: exp}
+		if c.ch.InitStart != nil {
+			read.InitStart, read.BootID = start, boot
+		}
+		if diff := cmp.Diff(read, rows[i], opt); diff != "" {
+			t.Errorf("read %q (-want +got):\n%s", c.status, diff)
+		}
+		events, err := d.Events(t.Context(), 0, got.ID, 0)
+		if err != nil || len(events) != len(c.types) {
+			t.Fatalf("%q: events %+v, error %v", c.status, events, err)
+		}
+		for n, e := range events {
+			var data map[string]string
+			if n == len(events)-1 && c.ch.Data != nil {
+				data = map[string]string{"k": "v", "detail": detail}
+			}
+			if e.Type != c.types[n] || e.Actor != p.Actor || !cmp.Equal(data, e.Data) || (n == 0) != e.Time.Equal(at) || n > 0 && e.Time.Before(begun) {
+				t.Errorf("%q: event %d is %+v", c.status, n, e)
+			}
+		}
+		// What comes after is a move like any other.
+		if _, err := d.Move(t.Context(), got.ID, []sandbox.Status{got.Status}, sandbox.StatusCompleting, Change{}); err != nil {
+			t.Error(err)
+		}
+	}
+	if found := broken(t, d); found != nil {
+		t.Error(found)
+	}
+	p := params("")
+	p.Status = sandbox.StatusStopped
+	_, _, err := d.CreateSandbox(t.Context(), p)
+	want(t, err, sandbox.ErrInvalid, "illegal_move")
 }
 
 func TestNameBelongsToOneLivingSandbox(t *testing.T) {
