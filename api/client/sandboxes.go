@@ -119,6 +119,12 @@ func (c *Client) Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	return post[sandbox.Sandbox](ctx, c, at(ref, "start"), nil, nil)
 }
 
+// Reset kills every process of a running sandbox and gives it its image's
+// files again; id, address and name stay.
+func (c *Client) Reset(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, at(ref, "reset"), nil, nil)
+}
+
 // Usage returns the counters, read now.
 func (c *Client) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 	return get[sandbox.Usage](ctx, c, at(ref, "usage"), nil)
@@ -127,6 +133,11 @@ func (c *Client) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 // Version names the daemon.
 func (c *Client) Version(ctx context.Context) (api.Version, error) {
 	return get[api.Version](ctx, c, path("version"), nil)
+}
+
+// Pool tells how the daemon's pool of ready shells does.
+func (c *Client) Pool(ctx context.Context) (sandbox.PoolStats, error) {
+	return get[sandbox.PoolStats](ctx, c, path("pool"), nil)
 }
 
 // Doctor returns what the daemon finds of its host.

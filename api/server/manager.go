@@ -19,6 +19,8 @@ type Manager interface {
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
 	// Doctor examines the host.
 	Doctor(ctx context.Context) []sandbox.Check
+	// Pool tells how the pool of ready shells does.
+	Pool() sandbox.PoolStats
 }
 
 // Sandboxes is the lifecycle part of Manager.
@@ -32,6 +34,8 @@ type Sandboxes interface {
 	Resume(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	// Reset gives a running sandbox its first files again, in place.
+	Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	// Remove ends a sandbox; of an ended one it returns the record.
 	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)

@@ -17,7 +17,7 @@ import (
 var routes = []string{
 	"GET /healthz", "GET /v1/version", "GET /v1/doctor", "GET /v1/events",
 	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
-	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start",
+	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "GET /v1/pool",
 	"GET /v1/sandboxes/{ref}/usage", "GET /v1/sandboxes/{ref}/output", "GET /v1/sandboxes/{ref}/exec",
 	"POST /v1/sandboxes/{ref}/exec", "GET /v1/run", "POST /v1/run",
 	"GET /v1/sandboxes/{ref}/processes", "POST /v1/sandboxes/{ref}/processes", "GET /v1/sandboxes/{ref}/processes/{pid}",

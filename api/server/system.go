@@ -7,6 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func (s *server) systemRoutes() {
@@ -21,6 +22,12 @@ func (s *server) systemRoutes() {
 		Summary: "What the daemon finds of its host, and how to mend it", Tags: []string{"system"},
 	}, func(ctx context.Context, _ *empty) (*result[api.DoctorReport], error) {
 		return &result[api.DoctorReport]{Body: api.DoctorReport{Checks: orEmpty(s.m.Doctor(ctx))}}, nil
+	})
+	register(s, huma.Operation{
+		OperationID: "pool", Method: http.MethodGet, Path: "/v1/pool",
+		Summary: "How the pool of ready shells does: hits, misses, age, time to refill", Tags: []string{"system"},
+	}, func(context.Context, *empty) (*result[sandbox.PoolStats], error) {
+		return &result[sandbox.PoolStats]{Body: s.m.Pool()}, nil
 	})
 	register(s, huma.Operation{
 		OperationID: "healthz", Method: http.MethodGet, Path: "/healthz", DefaultStatus: http.StatusNoContent,

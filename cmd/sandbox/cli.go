@@ -267,10 +267,10 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 		}
 	}
 	add("run", c.runCmd(), c.execCmd(), c.shellCmd(), c.attachCmd(), c.killCmd())
-	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.rmCmd())
+	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.resetCmd(), c.rmCmd())
 	add("look", c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.eventsCmd())
 	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd())
-	add("host", c.doctorCmd(), c.versionCmd(), c.completionCmd(root))
+	add("host", c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		switch c.output {

@@ -140,7 +140,7 @@ func TestLifeOfASandbox(t *testing.T) {
 	if out := w.ok("stats", "dev"); !strings.Contains(out, "16MiB") || !strings.Contains(out, "?") {
 		t.Errorf("stats: %s", out)
 	}
-	for _, step := range []struct{ verb, status string }{{"pause", "paused"}, {"resume", "running"}, {"stop", "stopped"}, {"start", "running"}} {
+	for _, step := range []struct{ verb, status string }{{"pause", "paused"}, {"resume", "running"}, {"stop", "stopped"}, {"start", "running"}, {"reset", "running"}} {
 		w.ok(step.verb, "dev")
 		if out := w.ok("ls"); !strings.Contains(out, step.status) {
 			t.Errorf("after %s: %s", step.verb, out)

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
@@ -59,6 +61,38 @@ func (c *cli) checks(w io.Writer, checks []sandbox.Check) error {
 	}
 	return nil
 }
+
+func (c *cli) poolCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "pool", Short: "Show the pool of shells made in advance", Args: cobra.NoArgs,
+		Long: `Show how the pool of shells does that the daemon keeps ready, so that a sandbox
+runs in milliseconds. Many misses: raise pool.size in the daemon's configuration.`,
+		Example:           "  sandbox pool",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			p, err := cl.Pool(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.show(p, func(w io.Writer) error {
+				fmt.Fprintf(w, "ready    %d of %d wanted (%d in quiet times), the oldest for %s\n", p.Ready, p.Target, p.Size, units.HumanDuration(ofSeconds(p.OldestSeconds)))
+				fmt.Fprintf(w, "creates  %d got a ready shell, %d waited for one\n", p.Hits, p.Misses)
+				each := "-"
+				if p.Built > 0 {
+					each = ofSeconds(p.BuildSeconds / float64(p.Built)).Round(100 * time.Microsecond).String()
+				}
+				_, err := fmt.Fprintf(w, "refill   %d built, %s each; %d failed, %d died unused, %d given back for want of memory\n", p.Built, each, p.Failed, p.Lost, p.Shed)
+				return err
+			})
+		},
+	}
+}
+
+func ofSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func (c *cli) versionCmd() *cobra.Command {
 	return &cobra.Command{

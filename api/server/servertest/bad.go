@@ -104,7 +104,7 @@ func BadInputs() []BadInput {
 		add("GET", "/v1/sandboxes/absent"+tail, "", 404, "sandbox_not_found")
 		add("GET", "/v1/sandboxes/sbaaaaaaaaaaaa"+tail, "", 404, "sandbox_not_found")
 	}
-	for _, verb := range []string{"pause", "resume", "stop", "start"} {
+	for _, verb := range []string{"pause", "resume", "stop", "start", "reset"} {
 		add("POST", "/v1/sandboxes/absent/"+verb, "", 404, "sandbox_not_found")
 		add("GET", "/v1/sandboxes/box/"+verb, "", 405, "method_not_allowed")
 	}

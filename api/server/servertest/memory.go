@@ -251,6 +251,31 @@ func (m *Memory) Start(_ context.Context, ref, actor string) (sandbox.Sandbox, e
 	return m.move("Start", ref, actor, sandbox.StatusRunning)
 }
 
+// Reset implements server.Manager.
+func (m *Memory) Reset(_ context.Context, ref, actor string) (sandbox.Sandbox, error) {
+	if err := m.fail("Reset"); err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	m.endProcesses(ref)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b, err := m.find(ref)
+	if err != nil {
+		return b.record(), err
+	}
+	if b.sb.Status != sandbox.StatusRunning {
+		return b.sb, sandbox.Errorf(sandbox.ErrConflict, "wrong_status", "sandbox %s is %s and cannot be reset", b.sb.ID, b.sb.Status)
+	}
+	b.files = newFiles()
+	m.note(b.sb.ID, "sandbox.reset", actor)
+	return b.sb, nil
+}
+
+// Pool implements server.Manager.
+func (m *Memory) Pool() sandbox.PoolStats {
+	return sandbox.PoolStats{Size: 2, Target: 2, Ready: 1, Hits: 3}
+}
+
 // Remove implements server.Manager.
 func (m *Memory) Remove(_ context.Context, ref, actor string) (sandbox.Sandbox, error) {
 	if err := m.fail("Remove"); err != nil {
