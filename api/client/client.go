@@ -28,6 +28,7 @@ type Client struct {
 	host string
 	base string // of URLs, without a slash at the end
 	http *http.Client
+	unix *direct      // short requests on a unix socket; nil for other hosts
 	ws   *http.Client // for streams, whose connections are used once: without large buffers
 	// patience is how long a process stream tries to find the daemon again.
 	patience time.Duration
@@ -62,9 +63,9 @@ func New(host string, opts ...Option) (*Client, error) {
 	case u.Scheme == "unix" && u.Host == "" && strings.HasPrefix(u.Path, "/"):
 		c.base = "http://sandboxd" // only for the Host header
 		tr.Proxy = nil
-		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", u.Path)
-		}
+		dial := func(ctx context.Context) (net.Conn, error) { return dialer.DialContext(ctx, "unix", u.Path) }
+		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
+		c.unix = &direct{dial: dial}
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
 		c.base = strings.TrimRight(host, "/")
 	default:
@@ -88,6 +89,7 @@ type call struct {
 	query        url.Values
 	header       http.Header
 	body         io.Reader
+	short        bool // the body, if any, is in memory, and little comes back at a time
 }
 
 // do sends a request and returns a good response, whose body the caller
@@ -102,7 +104,11 @@ func (c *Client) do(ctx context.Context, in call) (*http.Response, error) {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
 	}
 	maps.Copy(req.Header, in.header)
-	resp, err := c.http.Do(req)
+	send := c.http.Do
+	if in.short && c.unix != nil {
+		send = c.unix.roundTrip
+	}
+	resp, err := send(req)
 	if err != nil {
 		return nil, c.unreachable(ctx, err)
 	}
@@ -161,7 +167,7 @@ func post[T any](ctx context.Context, c *Client, path string, body any, header h
 			var zero T
 			return zero, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
 		}
-		in.body = bytes.NewReader(b)
+		in.body, in.short = bytes.NewReader(b), true
 		in.header = header.Clone()
 		if in.header == nil {
 			in.header = http.Header{}
@@ -173,6 +179,7 @@ func post[T any](ctx context.Context, c *Client, path string, body any, header h
 
 func ask[T any](ctx context.Context, c *Client, in call) (T, error) {
 	var out T
+	in.short = in.short || in.body == nil
 	resp, err := c.do(ctx, in)
 	if err != nil {
 		return out, err
@@ -181,7 +188,11 @@ func ask[T any](ctx context.Context, c *Client, in call) (T, error) {
 	if resp.StatusCode == http.StatusNoContent {
 		return out, nil
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+	b, err := io.ReadAll(resp.Body)
+	if err == nil {
+		err = json.Unmarshal(b, &out)
+	}
+	if err != nil {
 		return out, sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "reading the answer to %s %s: %w", in.method, in.path, err)
 	}
 	return out, nil

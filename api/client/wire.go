@@ -110,7 +110,7 @@ func (c *Client) stream(ctx context.Context, path string, h http.Header, request
 		return nil, api.Message{}, err
 	}
 	h.Set("Content-Type", "application/json")
-	resp, err := c.do(ctx, call{method: http.MethodPost, path: path, header: h, body: bytes.NewReader(b)})
+	resp, err := c.do(ctx, call{method: http.MethodPost, path: path, header: h, body: bytes.NewReader(b), short: true})
 	if err != nil {
 		return nil, api.Message{}, err
 	}
