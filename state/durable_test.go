@@ -39,8 +39,18 @@ func TestWaitersShareFsyncs(t *testing.T) {
 			served.Add(1)
 		})
 	}
+	next := func() uint64 {
+		t.Helper()
+		select {
+		case n := <-begun:
+			return n
+		case <-time.After(20 * time.Second):
+			t.Fatal("no fsync begins: somebody was served by one that began too early")
+			return 0
+		}
+	}
 	wait()
-	if n := <-begun; n != 1 {
+	if n := next(); n != 1 {
 		t.Fatalf("the first fsync began after commit %d, want 1", n)
 	}
 	// These came after it began: it must not serve them, one more must serve all.
@@ -49,7 +59,7 @@ func TestWaitersShareFsyncs(t *testing.T) {
 		wait()
 	}
 	end <- struct{}{}
-	if n := <-begun; n != 1+late {
+	if n := next(); n != 1+late {
 		t.Fatalf("the second fsync began after commit %d, want %d", n, 1+late)
 	}
 	if n := served.Load(); n > 1 {
