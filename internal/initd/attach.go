@@ -1,6 +1,9 @@
 package initd
 
 import (
+	"encoding/json"
+	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -25,42 +28,53 @@ func (s *Server) attach(c *conn, a initproto.Attach) error {
 }
 
 // stream serves a process's output from off, and takes its input, until the
-// output ends or the other side hangs up.
+// output ends or the other side hangs up. If the connection is kept it returns
+// with the next request read.
 func (s *Server) stream(c *conn, p *process, off int64) error {
 	p.readers.Add(1)
-	defer func() {
-		p.readers.Add(-1)
-		s.procs.trim()
-	}()
 	c.growSendBuffer()
 	rd := p.out.attach(off, c.unsent)
-	defer rd.detach()
 	if err := c.reply(p.record(s.procs)); err != nil {
+		s.endReading(p, rd)
 		return nil
 	}
-	go func() {
-		p.takeInput(c)
-		rd.detach()
-		c.shut()
-	}()
-	for rd.wait() {
-		if err := p.sendOutput(c, rd); err != nil {
-			return nil
-		}
-	}
-	if rec := p.record(s.procs); rec.Exit != nil && !rd.left() {
-		return c.sendJSON(initproto.FrameExit, rec.Exit)
-	}
-	return nil
+	go s.sendStream(c, p, rd)
+	err := p.takeInput(c)
+	rd.detach()
+	return err
 }
 
-// takeInput passes input on until the connection ends.
-func (p *process) takeInput(c *conn) {
+func (s *Server) endReading(p *process, rd *ringReader) {
+	rd.detach()
+	p.readers.Add(-1)
+	s.procs.trim()
+}
+
+// sendStream sends the output and how the process ended. Where the connection
+// is not kept it then ends it, and so the taking of input.
+func (s *Server) sendStream(c *conn, p *process, rd *ringReader) {
+	defer s.endReading(p, rd)
+	for {
+		more := rd.wait()
+		done, err := p.sendOutput(s.procs, c, rd, more)
+		if done && err == nil && c.keep {
+			return
+		}
+		if done || err != nil {
+			c.shut()
+			return
+		}
+	}
+}
+
+// takeInput passes input on until the connection ends or the next request
+// comes, which it leaves in c.next.
+func (p *process) takeInput(c *conn) error {
 	var buf []byte
 	for {
 		fr, err := initproto.ReadFrame(c.in, initproto.Daemon, buf)
 		if err != nil {
-			return
+			return nil
 		}
 		switch fr.Type {
 		case initproto.FrameStdin:
@@ -72,33 +86,72 @@ func (p *process) takeInput(c *conn) {
 			}
 		case initproto.FrameStdinEnd:
 			p.endStdin()
+		default:
+			req, err := c.parse(fr)
+			if err == nil {
+				c.next = &req
+			}
+			return err
 		}
 	}
 }
 
-// sendOutput sends what there is, up to a buffer full, in one write.
-func (p *process) sendOutput(c *conn, rd *ringReader) error {
+// sendOutput sends what there is, up to a buffer full, in one write, and after
+// the last of it how the process ended; done tells that this was it.
+func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more bool) (done bool, err error) {
 	const head = initproto.HeaderSize + initproto.OutputHead
-	bp := streamBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
-	defer streamBuffers.Put(bp)
-	b, used := *bp, 0
-	for len(b)-used > head+512 {
-		pc, ok := rd.take(b[used+head:])
+	var b []byte
+	if more {
+		bp := streamBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
+		defer streamBuffers.Put(bp)
+		b = (*bp)[:0]
+	}
+	for more && cap(b)-len(b) > head+512 {
+		used := len(b)
+		all := b[:cap(b)]
+		pc, ok := rd.take(all[used+head:])
 		if !ok {
 			break
 		}
-		initproto.PutHeader(b[used:], initproto.FrameOutput, initproto.OutputHead+pc.n)
-		initproto.PutOutputHead(b[used+initproto.HeaderSize:], byte(pc.stream), pc.off, pc.dropped)
-		used += head + pc.n
+		initproto.PutHeader(all[used:], initproto.FrameOutput, initproto.OutputHead+pc.n)
+		initproto.PutOutputHead(all[used+initproto.HeaderSize:], byte(pc.stream), pc.off, pc.dropped)
+		b = all[:used+head+pc.n]
 	}
-	return c.write(b[:used])
+	if rd.ended() {
+		done = true
+		if b, err = p.appendExit(t, c, b); err != nil {
+			return true, err
+		}
+	}
+	if len(b) == 0 {
+		return true, nil // the reader was ended: there is nobody to tell
+	}
+	return done, c.write(b)
 }
 
-// left tells whether the reader itself has gone.
-func (rd *ringReader) left() bool {
-	rd.r.mu.Lock()
-	defer rd.r.mu.Unlock()
-	return rd.gone
+// appendExit adds the frames after the last output.
+func (p *process) appendExit(t *table, c *conn, b []byte) ([]byte, error) {
+	exit := p.record(t).Exit
+	if exit == nil {
+		return b, fmt.Errorf("the output of %s ended before it did: %w", p.rec.ID, io.ErrUnexpectedEOF)
+	}
+	body, err := json.Marshal(exit)
+	if err != nil {
+		return b, fmt.Errorf("encoding an exit: %w", err)
+	}
+	if b, err = initproto.AppendFrame(b, initproto.FrameExit, body); err != nil || !c.keep {
+		return b, err
+	}
+	c.expect()
+	return initproto.AppendFrame(b, initproto.FrameIdle, nil)
+}
+
+// ended tells that everything was taken and nothing will follow.
+func (rd *ringReader) ended() bool {
+	r := rd.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed && !rd.gone && rd.pos >= r.end
 }
 
 // target runs the short operations on one process.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,9 +27,20 @@ type conn struct {
 	f   *os.File
 	raw syscall.RawConn
 	in  *bufio.Reader
-	fds []*os.File // came with the request; whoever takes one sets it nil
+	// Only the goroutine that reads touches these.
+	fds  []*os.File         // came with the request; whoever takes one sets it nil
+	next *initproto.Request // read already
 
-	wmu sync.Mutex
+	// expecting is set while a request may come: what it brings are then the
+	// descriptors of that request, else they are dropped by the kernel.
+	expecting atomic.Bool
+	keep      bool // the present operation is to be followed by another
+	used      bool // an operation has ended
+	large     bool // the send buffer was grown
+
+	wmu    sync.Mutex
+	corked bool   // frames are held until the answer is complete
+	held   []byte // those frames
 }
 
 func newConn(fd int) (*conn, error) {
@@ -40,6 +52,7 @@ func newConn(fd int) (*conn, error) {
 	}
 	c := &conn{f: f, raw: raw}
 	c.in = bufio.NewReaderSize(c, 4096)
+	c.expecting.Store(true)
 	return c, nil
 }
 
@@ -63,8 +76,8 @@ func (c *conn) Read(p []byte) (int, error) {
 }
 
 func (c *conn) receive(fd int, p []byte) (int, error) {
-	if cap(c.fds) == 0 && c.fds != nil {
-		n, err := unix.Read(fd, p) // after the request: descriptors are dropped by the kernel
+	if !c.expecting.Load() {
+		n, err := unix.Read(fd, p)
 		return max(n, 0), err
 	}
 	oob := make([]byte, unix.CmsgSpace(4*initproto.MaxFDs))
@@ -91,22 +104,61 @@ func (c *conn) receive(fd int, p []byte) (int, error) {
 	return n, nil
 }
 
-// request reads the first frame.
+// request reads the next request. The first must come soon; before a later
+// one, input for a process that has ended is dropped. The end of a kept
+// connection is io.EOF.
 func (c *conn) request() (initproto.Request, error) {
-	var req initproto.Request
-	_ = c.f.SetReadDeadline(time.Now().Add(requestDeadline))
-	fr, err := initproto.ReadFrame(c.in, initproto.Daemon, nil)
-	if err != nil {
-		return req, err
+	if c.next != nil {
+		req := *c.next
+		c.next = nil
+		return req, nil
 	}
-	_ = c.f.SetReadDeadline(time.Time{})
-	if fr.Type != initproto.FrameRequest {
-		return req, fmt.Errorf("%w: first frame of type %#02x", initproto.ErrFrame, byte(fr.Type))
+	if !c.used {
+		_ = c.f.SetReadDeadline(time.Now().Add(requestDeadline))
+		defer func() { _ = c.f.SetReadDeadline(time.Time{}) }()
+	}
+	for {
+		fr, err := initproto.ReadFrame(c.in, initproto.Daemon, nil)
+		if err != nil {
+			return initproto.Request{}, err
+		}
+		if late := fr.Type == initproto.FrameStdin || fr.Type == initproto.FrameStdinEnd; late && c.used {
+			continue
+		}
+		return c.parse(fr)
+	}
+}
+
+func (c *conn) parse(fr initproto.Frame) (initproto.Request, error) {
+	var req initproto.Request
+	if fr.Type != initproto.FrameRequest || !c.expecting.Load() {
+		return req, fmt.Errorf("%w: frame of type %#02x in place of a request", initproto.ErrFrame, byte(fr.Type))
 	}
 	if err := json.Unmarshal(fr.Payload, &req); err != nil {
 		return req, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "request: %w", err)
 	}
 	return req, initproto.CheckVersion("daemon", req.Version)
+}
+
+// expect says that the operation is over but for its last frames: they must
+// be sent after it, since the next request may be their answer.
+func (c *conn) expect() {
+	c.used = true
+	c.expecting.Store(true)
+}
+
+// idle sends what is held, and that another request may follow.
+func (c *conn) idle() error {
+	c.expect()
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	b, err := initproto.AppendFrame(c.held, initproto.FrameIdle, nil)
+	if err != nil {
+		return err
+	}
+	c.held, c.corked = nil, false
+	_, err = c.f.Write(b)
+	return err
 }
 
 // takeFD hands over the next descriptor of the request.
@@ -124,7 +176,8 @@ func (c *conn) noMoreFDs() {
 	for _, f := range c.fds {
 		_ = f.Close()
 	}
-	c.fds = make([]*os.File, 0)
+	c.fds = nil
+	c.expecting.Store(false)
 }
 
 func (c *conn) send(t initproto.FrameType, payload []byte) error {
@@ -135,12 +188,33 @@ func (c *conn) send(t initproto.FrameType, payload []byte) error {
 	return c.write(b)
 }
 
-// write sends whole frames.
+// holdMost is how much of an answer is held back.
+const holdMost = 32 << 10
+
+// write sends whole frames, or holds them for a while if the connection is
+// corked.
 func (c *conn) write(b []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	if c.corked {
+		c.held = append(c.held, b...)
+		if len(c.held) < holdMost {
+			return nil
+		}
+		b, c.held = c.held, nil
+	}
 	_, err := c.f.Write(b)
 	return err
+}
+
+// uncork sends what is held.
+func (c *conn) uncork() {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if len(c.held) > 0 {
+		_, _ = c.f.Write(c.held)
+	}
+	c.held, c.corked = nil, false
 }
 
 func (c *conn) sendJSON(t initproto.FrameType, v any) error {
@@ -154,6 +228,7 @@ func (c *conn) sendJSON(t initproto.FrameType, v any) error {
 func (c *conn) reply(v any) error { return c.sendJSON(initproto.FrameResponse, v) }
 
 func (c *conn) fail(err error) {
+	c.uncork()
 	_ = c.sendJSON(initproto.FrameError, initproto.FromError(err))
 }
 
@@ -169,6 +244,10 @@ func (c *conn) unsent() int {
 // growSendBuffer asks for twice the usual room, the most one without rights
 // over the host gets: fewer changes between writer and reader.
 func (c *conn) growSendBuffer() {
+	if c.large {
+		return
+	}
+	c.large = true
 	const most = 1 << 20 // cut to net.core.wmem_max by the kernel
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, most) })
 }

@@ -24,6 +24,7 @@ func (s *Server) exec(c *conn, a initproto.Exec) error {
 		return err
 	}
 	if !a.Attach {
+		c.corked = c.keep
 		return c.reply(p.record(s.procs))
 	}
 	return s.stream(c, p, 0)

@@ -46,7 +46,7 @@ var fileOps = map[string]fileOp{
 func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 	s.root.RLock()
 	defer s.root.RUnlock()
-	s.bind(c)
+	s.bind(c, true)
 	s.cfgMu.RLock()
 	cfg, err := s.settingsNow()
 	s.cfgMu.RUnlock()

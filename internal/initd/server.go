@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
@@ -49,7 +50,7 @@ type Server struct {
 	ready    atomic.Bool
 
 	connMu sync.Mutex
-	conns  map[*conn]bool // true: bound to the present root
+	conns  map[*conn]bool // true: at work in the present root
 }
 
 // settings is what configure set.
@@ -123,22 +124,48 @@ func (s *Server) serve(fd int) {
 	if err != nil {
 		return
 	}
-	s.connMu.Lock()
-	s.conns[c] = false
-	s.connMu.Unlock()
+	s.bind(c, false)
 	defer func() {
 		s.connMu.Lock()
 		delete(s.conns, c)
 		s.connMu.Unlock()
 		c.close()
 	}()
+	for s.operation(c) {
+		s.tidy.Reset(tidyAfter)
+	}
+}
+
+// keeping are the operations after which the connection may be kept; whole
+// tells those whose answer may wait until it is complete.
+var keeping = map[string]struct{ whole bool }{
+	initproto.OpPing: {true}, initproto.OpConfigure: {true}, initproto.OpExec: {}, initproto.OpAttach: {},
+	initproto.OpSignal: {true}, initproto.OpResize: {true}, initproto.OpProcess: {true}, initproto.OpForget: {true},
+	initproto.OpProcesses: {true}, initproto.OpStat: {true}, initproto.OpList: {true}, initproto.OpMkdir: {true},
+	initproto.OpMove: {true}, initproto.OpRemove: {true}, initproto.OpChmod: {true},
+}
+
+// operation serves one request; true means that another may follow.
+func (s *Server) operation(c *conn) bool {
 	req, err := c.request()
-	if err == nil {
-		err = s.dispatch(c, req)
-	}
 	if err != nil {
-		c.fail(err)
+		if !errors.Is(err, io.EOF) {
+			c.fail(err)
+		}
+		return false
 	}
+	how, keep := keeping[req.Op]
+	c.keep = keep && req.Keep
+	c.corked = c.keep && how.whole
+	if err := s.dispatch(c, req); err != nil {
+		c.fail(err)
+		return false
+	}
+	if c.corked {
+		s.bind(c, false)
+		return c.idle() == nil
+	}
+	return c.next != nil
 }
 
 // dispatch runs one operation. An error it returns is told to the daemon.
@@ -185,10 +212,10 @@ func (s *Server) info() initproto.Info {
 	}
 }
 
-// bind marks c as at work in the present root, so that a switch ends it.
-func (s *Server) bind(c *conn) {
+// bind notes whether c is at work in the present root, so that a switch ends it.
+func (s *Server) bind(c *conn, atWork bool) {
 	s.connMu.Lock()
-	s.conns[c] = true
+	s.conns[c] = atWork
 	s.connMu.Unlock()
 }
 

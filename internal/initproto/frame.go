@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// One operation is one stream connection, so each has its own back-pressure
-// and an ill-behaved one harms only itself:
+// One operation has a stream connection to itself, so each has its own
+// back-pressure and an ill-behaved one harms only itself:
 //
 //	daemon                                            PID 1
 //	  │ Request {version, op, args} (+ descriptors)     │
@@ -23,7 +23,15 @@ import (
 //	  │ (hang up)                                       │
 //	  └────────────────────────────────────────────────▶│
 //
-// After the first Response an Error frame may still end a stream. One frame:
+// After the first Response an Error frame may still end a stream.
+//
+// A request may ask to keep the connection. Where PID 1 does, an Idle frame
+// follows the last one of an operation that ended well, and the next Request,
+// again with descriptors, may be sent once it was read. PID 1 may leave out
+// Idle, and then hangs up as ever; it never hangs up after it. Input still on
+// its way to a process that has ended is dropped.
+//
+// One frame:
 //
 //	┌──────┬───────────────┬──────────────┐
 //	│ type │ length        │ payload      │
@@ -54,6 +62,7 @@ const (
 	FrameExit     FrameType = 0x85
 	FrameData     FrameType = 0x86
 	FrameEnd      FrameType = 0x87
+	FrameIdle     FrameType = 0x88
 )
 
 // Bounds.
@@ -80,7 +89,7 @@ const (
 var limits = map[FrameType]int{
 	FrameRequest: MaxControl, FrameStdin: MaxData, FrameStdinEnd: 0, FrameUpload: MaxData, FrameUploadEnd: 0,
 	FrameResponse: MaxControl, FrameError: MaxItem, FrameItem: MaxItem, FrameOutput: maxOutFrame,
-	FrameExit: MaxItem, FrameData: MaxData, FrameEnd: 0,
+	FrameExit: MaxItem, FrameData: MaxData, FrameEnd: 0, FrameIdle: 0,
 }
 
 // ErrFrame is wrapped by every error about a frame that breaks the rules.

@@ -32,10 +32,11 @@ const (
 	OpTarIn     = "tar_in"
 )
 
-// Request is the payload of the first frame of a connection.
+// Request is the payload of an operation's first frame.
 type Request struct {
 	Version int             `json:"version"`
 	Op      string          `json:"op"`
+	Keep    bool            `json:"keep,omitempty"` // the connection may serve another one after it
 	Args    json.RawMessage `json:"args,omitempty"`
 }
 

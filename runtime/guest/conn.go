@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,19 +47,24 @@ const maxSunPath = 107
 type Guest struct {
 	path  string
 	hurry time.Duration // for tests: in place of patience
+	spare spares
 }
 
 // New returns the guest whose PID 1 listens on socketPath, which may be of
 // any length.
 func New(socketPath string) *Guest { return &Guest{path: socketPath} }
 
-// conn is one operation's connection.
+// conn is one operation's connection, or kept for another one.
 type conn struct {
 	*net.UnixConn
-	in   *bufio.Reader
-	wmu  sync.Mutex
-	stop func() bool // ends the watch on the context
-	ctx  context.Context
+	g     *Guest
+	in    *bufio.Reader
+	wmu   sync.Mutex
+	stop  func() bool // ends the watch on the context
+	ctx   context.Context
+	timed bool        // a deadline is set
+	over  atomic.Bool // closed or given back
+	ended bool        // PID 1 waits for another request
 }
 
 func unreachable(err error) error {
@@ -71,6 +77,23 @@ func broken(err error) error {
 		return sandbox.Errorf(sandbox.ErrUnavailable, "guest_protocol", "the sandbox's init broke the protocol: %w", err)
 	}
 	return unreachable(err)
+}
+
+// connect returns a connection for one operation.
+func (g *Guest) connect(ctx context.Context) (*conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ctxError(ctx)
+	}
+	c := g.spare.take()
+	if c == nil {
+		var err error
+		if c, err = g.dial(ctx); err != nil {
+			return nil, err
+		}
+	}
+	c.ctx = ctx
+	c.stop = context.AfterFunc(ctx, func() { _ = c.UnixConn.Close() })
+	return c, nil
 }
 
 func (g *Guest) dial(ctx context.Context) (*conn, error) {
@@ -92,9 +115,8 @@ func (g *Guest) dial(ctx context.Context) (*conn, error) {
 		}
 		return nil, unreachable(err)
 	}
-	c := &conn{UnixConn: nc.(*net.UnixConn), ctx: ctx} //nolint:errcheck // a unix dial gives nothing else
+	c := &conn{UnixConn: nc.(*net.UnixConn), g: g} //nolint:errcheck // a unix dial gives nothing else
 	c.in = bufio.NewReaderSize(c.UnixConn, 4096)
-	c.stop = context.AfterFunc(ctx, func() { _ = c.UnixConn.Close() })
 	return c, nil
 }
 
@@ -110,9 +132,20 @@ func ctxError(ctx context.Context) error {
 	return fmt.Errorf("talking to the sandbox's init: %w", err)
 }
 
-// Close ends the operation.
+// Close ends the operation. The connection is kept for the next one if PID 1
+// said that it is ready for it, and nothing is being written.
 func (c *conn) Close() error {
-	c.stop()
+	if c.over.Swap(true) {
+		return nil
+	}
+	fine := c.stop()
+	if fine && c.ended && c.wmu.TryLock() {
+		fresh := &conn{UnixConn: c.UnixConn, g: c.g, in: c.in, timed: c.timed}
+		c.wmu.Unlock()
+		fresh.within(0)
+		c.g.spare.give(fresh)
+		return nil
+	}
 	err := c.UnixConn.Close()
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -138,7 +171,7 @@ func (c *conn) fail(err error) error {
 // call opens a connection, sends a request and decodes the first reply. What
 // follows on the connection has the rest of the operation's time.
 func (g *Guest) call(ctx context.Context, op string, args, reply any, files ...*os.File) (*conn, error) {
-	c, err := g.dial(ctx)
+	c, err := g.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +201,10 @@ func (c *conn) within(d time.Duration) {
 	var at time.Time
 	if d > 0 {
 		at = time.Now().Add(d)
+	} else if !c.timed {
+		return
 	}
+	c.timed = d > 0
 	_ = c.SetDeadline(at) // fails on a closed connection, as what follows will
 }
 
@@ -178,7 +214,22 @@ func (g *Guest) do(ctx context.Context, op string, args, reply any, files ...*os
 	if err != nil {
 		return err
 	}
+	c.last()
 	return c.Close()
+}
+
+// last notes that the operation's last frame was read. The Idle frame that
+// may follow came with it; what has not come yet is not waited for.
+func (c *conn) last() {
+	if c.in.Buffered() != initproto.HeaderSize {
+		return
+	}
+	head, err := c.in.Peek(initproto.HeaderSize)
+	if err != nil || initproto.FrameType(head[0]) != initproto.FrameIdle {
+		return
+	}
+	_, err = initproto.ReadFrame(c.in, initproto.Init, nil)
+	c.ended = err == nil
 }
 
 func (c *conn) request(op string, args any, files []*os.File) error {
@@ -186,7 +237,7 @@ func (c *conn) request(op string, args any, files []*os.File) error {
 	if err != nil {
 		return fmt.Errorf("encoding the arguments of %s: %w", op, err)
 	}
-	body, err := json.Marshal(initproto.Request{Version: initproto.Version, Op: op, Args: raw})
+	body, err := json.Marshal(initproto.Request{Version: initproto.Version, Op: op, Keep: true, Args: raw})
 	if err != nil {
 		return fmt.Errorf("encoding the request %s: %w", op, err)
 	}
@@ -273,6 +324,7 @@ func items[T any](c *conn, most int) ([]T, error) {
 		}
 		switch fr.Type {
 		case initproto.FrameEnd:
+			c.last()
 			return out, nil
 		case initproto.FrameItem:
 		default:
@@ -295,6 +347,9 @@ func (c *conn) send(t initproto.FrameType, p []byte) error {
 	initproto.PutHeader(head[:], t, len(p))
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	if c.over.Load() {
+		return c.fail(net.ErrClosed)
+	}
 	bufs := net.Buffers{head[:], p}
 	if _, err := bufs.WriteTo(c.UnixConn); err != nil {
 		return c.fail(err)

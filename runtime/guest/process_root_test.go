@@ -433,3 +433,41 @@ func TestOpenFilesLimit(t *testing.T) {
 		t.Errorf("without a limit: %s", got)
 	}
 }
+
+// TestOneConnectionAfterAnother: exec, late input, a new root with its
+// descriptors and a failed command, all on what is kept of the first
+// connection.
+func TestOneConnectionAfterAnother(t *testing.T) {
+	b, _ := newRooted(t)
+	s, err := b.Exec(ctx(t), sandbox.ProcessSpec{Argv: []string{"true"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil { // until the end is told
+		_, err = s.WriteStdin([]byte("too late"))
+		if _, nerr := s.Next(); nerr != nil {
+			break
+		}
+	}
+	cfg := b.config()
+	cfg.Root, _ = b.newRoot()
+	if err := b.Configure(ctx(t), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.sh("cat /etc/marker"); got != "2" {
+		t.Errorf("root %q", got)
+	}
+	if _, err := b.run(argv("no-such-command")); sandbox.CodeOf(err) != "command_not_found" {
+		t.Error(err)
+	}
+	for range 3 {
+		if got := b.sh("echo x"); got != "x" {
+			t.Error(got)
+		}
+	}
+	if _, err := s.WriteStdin([]byte("x")); err == nil {
+		t.Error("input to a process whose connection was given back")
+	}
+	b.CloseIdle()
+	b.sh("true")
+}

@@ -102,6 +102,7 @@ func (s *IO) next() (sandbox.Output, error) {
 		s.mu.Lock()
 		s.exit = &e
 		s.mu.Unlock()
+		s.c.last()
 		return sandbox.Output{}, io.EOF
 	}
 	return sandbox.Output{}, unexpected(fr.Type)
