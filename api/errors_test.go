@@ -110,6 +110,23 @@ func TestFrames(t *testing.T) {
 	}
 }
 
+func TestFrameHeaders(t *testing.T) {
+	var b [FrameHeader]byte
+	for _, tc := range []struct {
+		kind byte
+		n    int
+		ok   bool
+	}{{FrameText, 0, true}, {FrameText, MaxText, true}, {FrameText, MaxText + 1, false}, {FrameBinary, MaxFrame, true}, {FrameBinary, MaxFrame + 1, false}, {0, 1, false}, {3, 1, false}} {
+		PutFrameHeader(b[:], tc.kind, tc.n)
+		if kind, n, ok := ParseFrameHeader(b[:]); ok != tc.ok || ok && (kind != tc.kind || n != tc.n) {
+			t.Errorf("%+v: %d %d %v", tc, kind, n, ok)
+		}
+	}
+	if _, _, ok := ParseFrameHeader(b[:FrameHeader-1]); ok {
+		t.Error("a part of a header was taken")
+	}
+}
+
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0, 5, 'x'})
 	f.Add([]byte{0, 'k'})
@@ -117,6 +134,13 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if stream, offset, data, ok := ParseOutput(b); ok {
 			if offset < 0 || string(AppendOutput(nil, stream, offset, data)) != string(b) {
+				t.Errorf("%x does not survive", b)
+			}
+		}
+		if kind, n, ok := ParseFrameHeader(b); ok {
+			var again [FrameHeader]byte
+			PutFrameHeader(again[:], kind, n)
+			if string(again[:]) != string(b[:FrameHeader]) {
 				t.Errorf("%x does not survive", b)
 			}
 		}

@@ -21,6 +21,8 @@ type daemon struct {
 	m    *servertest.Memory
 	sock string
 	stop func() error // shuts down and waits
+
+	listen func(net.Listener) net.Listener // nil, or what comes between
 }
 
 func start(t *testing.T) *daemon {
@@ -36,6 +38,9 @@ func (d *daemon) serve(t *testing.T) {
 	ln, err := net.Listen("unix", d.sock)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if d.listen != nil {
+		ln = d.listen(ln)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -217,8 +217,15 @@ func TestSlowReader(t *testing.T) {
 	d := start(t)
 	c := d.client(t)
 	create(t, c, sandbox.Spec{Name: "box"})
+	for name, stdin := range map[string]bool{"posted": false, "websocket": true} {
+		t.Run(name, func(t *testing.T) { slowReader(t, c, stdin) })
+	}
+}
+
+func slowReader(t *testing.T, c *client.Client, stdin bool) {
+	t.Helper()
 	const total = 4 << 30
-	p, err := c.Exec(t.Context(), "box", sandbox.ProcessSpec{Argv: []string{"yes", "4294967296"}})
+	p, err := c.Exec(t.Context(), "box", sandbox.ProcessSpec{Argv: []string{"yes", "4294967296"}, Stdin: stdin})
 	if err != nil {
 		t.Fatal(err)
 	}

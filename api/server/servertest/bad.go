@@ -118,13 +118,39 @@ func BadInputs() []BadInput {
 	}
 
 	// Processes.
-	const procs = "/v1/sandboxes/box/processes"
+	const procs, exec = "/v1/sandboxes/box/processes", "/v1/sandboxes/box/exec"
 	for _, body := range []string{"", "{}", `{"argv":[]}`, `{"argv":"ls"}`, `{"argv":[1]}`, `{"cmd":["ls"]}`, `{"argv":["ls"],"tty":true}`, `{"argv":["ls"],"tty":{"cols":-1,"rows":1}}`, `{"argv":["ls"],"tty":{"cols":70000,"rows":1}}`, `{"argv":["ls"],"timeout_seconds":-1}`, `{"argv":["ls"],"output_bytes":67108865}`, `{"argv":["ls"],"stdin":"yes"}`, `{"argv":["ls"],"tag":"` + strings.Repeat("t", 64) + `"}`} {
 		bad("POST", procs, body)
+		bad("POST", exec, body)
+		bad("POST", "/v1/run", `{"process":`+body+`}`)
 	}
 	for body, code := range map[string]string{`{"argv":[""]}`: "invalid_argv", `{"argv":null}`: "invalid_argv", `{"argv":["a\u0000b"]}`: "invalid_argv", `{"argv":["ls"],"workdir":"x"}`: "invalid_workdir", `{"argv":["ls"],"user":"a/b"}`: "invalid_user", `{"argv":["ls"],"env":{"":"x"}}`: "invalid_env", `{"argv":["ls"],"timeout_seconds":1e12}`: "invalid_timeout"} {
 		add("POST", procs, body, 400, code)
+		add("POST", exec, body, 400, code)
+		add("POST", "/v1/run", `{"sandbox":{},"process":`+body+`}`, 400, code)
 	}
+	for path, form := range map[string]string{exec: "%s", "/v1/run": `{"process":%s}`} {
+		for _, body := range []string{`{"argv":["cat"],"input":1}`, `{"argv":["cat"],"input":[1]}`, `{"argv":["cat"],"input":"no base64"}`, `{"argv":["cat"],"input":"YQ"}`, `{"argv":["cat"],"Input":"YQ=="}`, `{"argv":["cat"]}{}`} {
+			bad("POST", path, fmt.Sprintf(form, body))
+		}
+		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"stdin":true}`), 400, "invalid_stdin")
+		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"input":"`+strings.Repeat("YWFh", 1<<20/3+1)+`"}`), 413, "input_too_large")
+		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"input":"`+strings.Repeat("YWFh", 1<<20)+`"}`), 413, "body_too_large")
+		add("POST", path, fmt.Sprintf(form, `{"argv":["nope"]}`), 404, "command_not_found")
+	}
+	for _, body := range []string{"", "{}", "[]", `{"process":[]}`, `{"argv":["echo"]}`, `{"process":{"argv":["echo"]},"sandbox":"box"}`, `{"process":{"argv":["echo"]},"sandbox":{"nme":"x"}}`, `{"process":{"argv":["echo"]},"sandbox":{"limits":{"pids":-1}}}`, `{"process":{"argv":["echo"]},"name":"x"}`} {
+		bad("POST", "/v1/run", body)
+	}
+	add("POST", "/v1/run", `{"process":{"argv":["echo"]},"sandbox":{"name":"Box"}}`, 400, "invalid_name")
+	add("POST", "/v1/run", `{"process":{"argv":["echo"]},"sandbox":{"name":"box"}}`, 409, "name_taken")
+	add("POST", "/v1/run", `{"process":{"argv":["echo"]},"sandbox":{"image":"nope"}}`, 404, "image_not_found")
+	add("GET", "/v1/run", "", 400, "not_a_websocket")
+	add("DELETE", "/v1/run", "", 405, "method_not_allowed")
+	all = append(all,
+		BadInput{"POST", "/v1/run", `{"process":{"argv":["echo"]}}`, map[string]string{"Idempotency-Key": strings.Repeat("k", 256)}, 400, "invalid_request"},
+		BadInput{"POST", exec, `{"argv":["echo"]}`, map[string]string{"Content-Type": "text/plain"}, 400, "unsupported_media_type"})
+	bad("POST", "/v1/sandboxes/Box/exec", `{"argv":["echo"]}`)
+	add("POST", "/v1/sandboxes/absent/exec", `{"argv":["echo"]}`, 404, "sandbox_not_found")
 	add("POST", procs, `{"argv":["nope"]}`, 404, "command_not_found")
 	add("POST", "/v1/sandboxes/absent/processes", `{"argv":["echo"]}`, 404, "sandbox_not_found")
 	for _, pid := range []string{"1", "p", "px", "P1", "p-1", "p1x", strings.Repeat("p1", 20)} {
