@@ -145,15 +145,15 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 // killShell ends every process of a shell and returns when they are gone.
 func (m *Manager) killShell(ctx context.Context, b *box) error {
 	shell := b.letGo()
-	if err := m.cgroup.Kill(ctx, b.id); err != nil {
-		return err
+	if shell != nil {
+		// The death of a PID 1 is that of its whole namespace, and one that
+		// libcontainer has not yet moved into its cgroup dies as well. The
+		// pid is sure, because the descriptor is.
+		if err := errors.Join(shell.Kill(), shell.Wait(ctx), shell.Close()); err != nil {
+			return err
+		}
 	}
-	if shell == nil {
-		return nil
-	}
-	// Outside any cgroup of ours it may still be: between libcontainer's
-	// clone and its move. The pid is sure, because the descriptor is.
-	return errors.Join(shell.Kill(), shell.Wait(ctx), shell.Close())
+	return m.cgroup.Kill(ctx, b.id)
 }
 
 // clearShell removes what a dead shell leaves: network, cgroup, sockets.
@@ -247,9 +247,7 @@ func (m *Manager) keepOutput(ctx context.Context, b *box, ch *state.Change) {
 				ch.LastOutput = tail
 			}
 		}
-		if err := m.state.PutProcess(ctx, b.id, p, tail); err != nil {
-			m.log.Warn("keep the record of a process", "sandbox", b.id, "process", p.ID, "err", err)
-		}
+		ch.Processes = append(ch.Processes, state.ProcessRecord{Process: p, Tail: tail})
 	}
 }
 

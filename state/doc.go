@@ -29,7 +29,8 @@
 //	create, → creating, running, paused    no: it dies with the host anyway
 //	→ stopped                              yes: says that the files are whole
 //	stopped → creating                     yes: says so no longer, before they are touched
-//	→ completing, completed, failed        yes: how it ended, what may be deleted
+//	→ completing                           no: after a power cut it ends again
+//	→ completed, failed                    yes: how it ended, what may be deleted
 //	any with usage                         yes: money
 //	images, put and deleted                yes: layers are kept and deleted by them
 //	idempotency keys                       as the sandbox they made

@@ -122,7 +122,7 @@ func TestWhichWritesWaitForTheDisk(t *testing.T) {
 		{"stopped", move(sandbox.StatusStopped, Change{}), 1},
 		{"started again", move(sandbox.StatusCreating, Change{}), 1},
 		{"running again", move(sandbox.StatusRunning, Change{}), 0},
-		{"completing", move(sandbox.StatusCompleting, Change{}), 1},
+		{"completing", move(sandbox.StatusCompleting, Change{}), 0},
 		{"completed", move(sandbox.StatusCompleted, Change{}), 1},
 		{"free slot", func() error { return d.FreeSlot(t.Context(), one.ID) }, 0},
 		{"prune", func() error { return d.Prune(t.Context(), 0, 0) }, 0},

@@ -145,23 +145,32 @@ type ProcessRecord struct {
 // what was kept of it; a nil tail leaves the one that is kept. ErrConflict
 // where the sandbox has no record itself.
 func (d *DB) PutProcess(ctx context.Context, id sandbox.ID, p sandbox.Process, output []byte) error {
-	digits, ok := strings.CutPrefix(string(p.ID), "p")
-	number, err := strconv.ParseUint(digits, 10, 63)
-	if err != nil || !ok {
-		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_id", "%.40q is not a process id", p.ID)
-	}
-	data, err := toJSON(p)
+	args, err := processArgs(id, ProcessRecord{Process: p, Tail: output})
 	if err != nil {
 		return err
 	}
-	var kept any // nil, not an empty blob, where there is no tail
-	if output != nil {
-		kept = tail(output)
-	}
 	return d.write(ctx, func(t *tx) error {
-		_, err := t.exec(sqlPutProcess, string(id), int64(number), data, kept)
+		_, err := t.exec(sqlPutProcess, args...)
 		return err
 	})
+}
+
+// processArgs are the arguments of sqlPutProcess.
+func processArgs(id sandbox.ID, r ProcessRecord) ([]any, error) {
+	digits, ok := strings.CutPrefix(string(r.ID), "p")
+	number, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil || !ok {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_id", "%.40q is not a process id", r.ID)
+	}
+	data, err := toJSON(r.Process)
+	if err != nil {
+		return nil, err
+	}
+	var kept any // nil, not an empty blob, where there is no tail
+	if r.Tail != nil {
+		kept = tail(r.Tail)
+	}
+	return []any{string(id), int64(number), data, kept}, nil
 }
 
 // Processes returns what is kept of a sandbox's processes, in the order of

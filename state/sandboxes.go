@@ -50,6 +50,12 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	ended := make([][]any, len(ch.Processes))
+	for i, r := range ch.Processes {
+		if ended[i], err = processArgs(id, r); err != nil {
+			return sandbox.Sandbox{}, err
+		}
+	}
 	var out sandbox.Sandbox
 	err = d.write(ctx, func(t *tx) error {
 		now := time.Now()
@@ -69,6 +75,11 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 				return err
 			}
 		}
+		for _, args := range ended {
+			if _, err := t.exec(sqlPutProcess, args...); err != nil {
+				return err
+			}
+		}
 		_, err = t.appendEvents(ch.event(id, to, now))
 		return err
 	})
@@ -83,7 +94,7 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 // before they are touched again, that they no longer need be.
 func mustLast(from []sandbox.Status, to sandbox.Status, ch Change) bool {
 	switch to {
-	case sandbox.StatusStopped, sandbox.StatusCompleting, sandbox.StatusCompleted, sandbox.StatusFailed:
+	case sandbox.StatusStopped, sandbox.StatusCompleted, sandbox.StatusFailed:
 		return true
 	}
 	return ch.Usage != nil || slices.Contains(from, sandbox.StatusStopped)
