@@ -61,8 +61,10 @@ func (s *server) middleware(next http.Handler) http.Handler {
 				s.log.ErrorContext(r.Context(), "panic in a handler", "request", req.id, "method", r.Method,
 					"path", r.URL.Path, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			}
-			s.log.DebugContext(r.Context(), "request", "request", req.id, "method", r.Method, "path", r.URL.Path,
-				"status", rec.status, "actor", actorOf(r.Context()), "took", time.Since(begin))
+			if s.log.Enabled(r.Context(), slog.LevelDebug) { // spares every request the arguments
+				s.log.DebugContext(r.Context(), "request", "request", req.id, "method", r.Method, "path", r.URL.Path,
+					"status", rec.status, "actor", actorOf(r.Context()), "took", time.Since(begin))
+			}
 			if p == nil {
 				return
 			}

@@ -35,10 +35,10 @@ func (c *cli) execCmd() *cobra.Command {
 		Short: "Run a command in a running sandbox",
 		Long: `Run a command in a running sandbox and pass its output and exit code through.
 
-Standard input is passed on with -i, or when it is not a terminal. Ctrl-C is
-passed on as SIGINT; the second one kills the command. If the connection or the
-daemon goes away for a moment, the command runs on and its output is picked up
-again where it broke, without losing or repeating a byte.`,
+Standard input is passed on with -i, or when it is neither a terminal nor
+/dev/null. Ctrl-C is passed on as SIGINT; the second one kills the command. If
+the connection or the daemon goes away for a moment, the command runs on and its
+output is picked up again where it broke, without losing or repeating a byte.`,
 		Example: `  sandbox exec dev -- ls -l /
   sandbox exec -it dev -- bash
   sandbox exec dev -e DEBUG=1 -w /app -- ./test.sh

@@ -151,7 +151,7 @@ type processFlags struct {
 func (f *processFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
-	fl.BoolVarP(&f.interactive, "interactive", "i", false, "pass standard input on (done anyway if it is not a terminal)")
+	fl.BoolVarP(&f.interactive, "interactive", "i", false, "pass standard input on (done anyway if it is no terminal, nor /dev/null)")
 	fl.BoolVarP(&f.detach, "detach", "d", false, "start in the background and print its id")
 	fl.StringVarP(&f.cwd, "cwd", "w", "", "working directory")
 	fl.StringVarP(&f.user, "user", "u", "", "user: a name, a uid or uid:gid")

@@ -30,8 +30,8 @@ sandbox runs on: come back with 'sandbox exec', end it with 'sandbox rm'. A
 command that cannot start leaves no sandbox. Without a command the image's own
 is run.
 
-Standard input is passed on with -i, or when it is not a terminal. Ctrl-C is
-passed on as SIGINT; the second one kills the command.`,
+Standard input is passed on with -i, or when it is neither a terminal nor
+/dev/null. Ctrl-C is passed on as SIGINT; the second one kills the command.`,
 		Example: `  sandbox run --rm -- echo hello
   sandbox run --rm --image host --memory 512m --cpu 1 --timeout 10m -- python3 job.py
   sandbox run --rm -it -- bash
