@@ -190,6 +190,7 @@ type frameWriter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	held  bool // something is written and not flushed
+	beats bool // the time to hold back is over: what comes now are heartbeats
 	done  bool
 	timer *time.Timer
 	head  [api.FrameHeader + api.OutputHeader]byte
@@ -214,12 +215,14 @@ func (f *frameWriter) tick() {
 	if f.done {
 		return
 	}
-	if !f.held {
+	if f.beats && !f.held {
 		_ = f.put(api.FrameText, heartbeatText) // flush meets the same error
+		f.held = true
 	}
-	if f.flush() != nil {
+	if f.held && f.flush() != nil {
 		return // the context of the request ends with the connection
 	}
+	f.beats = true
 	f.timer.Reset(heartbeat)
 }
 

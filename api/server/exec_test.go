@@ -105,6 +105,15 @@ func TestExecOnTheWire(t *testing.T) {
 	if ms, _ = frames(t, b); len(ms) != 2 || ms[0].Sandbox == nil || ms[0].Sandbox.Spec.Name != "other" || ms[1].Exit == nil || ms[1].Exit.Code != 4 {
 		t.Errorf("%+v", ms)
 	}
+	// Nothing but its output is sent of a command that talks.
+	resp = post(t, d, "/v1/sandboxes/box/exec", `{"argv":["ticks","5"]}`)
+	b, err = io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ms, out = frames(t, b); len(ms) != 2 || string(out) != "0\n1\n2\n3\n4\n" {
+		t.Errorf("%+v %q", ms, out)
+	}
 	// A command that has nothing to say for long is heard of at once.
 	resp = post(t, d, "/v1/sandboxes/box/exec", `{"argv":["sleep"]}`)
 	head := make([]byte, api.FrameHeader)
@@ -151,7 +160,7 @@ func TestExecReusesConnections(t *testing.T) {
 		work.Go(func() {
 			for j := range each {
 				if j%5 == 4 {
-					if _, err := c.Exec(t.Context(), "box", sandbox.ProcessSpec{Argv: []string{"nope"}}); sandbox.CodeOf(err) != "command_not_found" || !errors.Is(err, sandbox.ErrNotFound) {
+					if _, err := c.Exec(t.Context(), "box", sandbox.ProcessSpec{Argv: []string{"nope"}}); sandbox.CodeOf(err) != "command_not_found" || !errors.Is(err, sandbox.ErrInvalid) {
 						t.Errorf("%v", err)
 					}
 					continue

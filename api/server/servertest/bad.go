@@ -136,7 +136,7 @@ func BadInputs() []BadInput {
 		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"stdin":true}`), 400, "invalid_stdin")
 		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"input":"`+strings.Repeat("YWFh", 1<<20/3+1)+`"}`), 413, "input_too_large")
 		add("POST", path, fmt.Sprintf(form, `{"argv":["cat"],"input":"`+strings.Repeat("YWFh", 1<<20)+`"}`), 413, "body_too_large")
-		add("POST", path, fmt.Sprintf(form, `{"argv":["nope"]}`), 404, "command_not_found")
+		add("POST", path, fmt.Sprintf(form, `{"argv":["nope"]}`), 400, "command_not_found")
 	}
 	for _, body := range []string{"", "{}", "[]", `{"process":[]}`, `{"argv":["echo"]}`, `{"process":{"argv":["echo"]},"sandbox":"box"}`, `{"process":{"argv":["echo"]},"sandbox":{"nme":"x"}}`, `{"process":{"argv":["echo"]},"sandbox":{"limits":{"pids":-1}}}`, `{"process":{"argv":["echo"]},"name":"x"}`} {
 		bad("POST", "/v1/run", body)
@@ -151,7 +151,7 @@ func BadInputs() []BadInput {
 		BadInput{"POST", exec, `{"argv":["echo"]}`, map[string]string{"Content-Type": "text/plain"}, 400, "unsupported_media_type"})
 	bad("POST", "/v1/sandboxes/Box/exec", `{"argv":["echo"]}`)
 	add("POST", "/v1/sandboxes/absent/exec", `{"argv":["echo"]}`, 404, "sandbox_not_found")
-	add("POST", procs, `{"argv":["nope"]}`, 404, "command_not_found")
+	add("POST", procs, `{"argv":["nope"]}`, 400, "command_not_found")
 	add("POST", "/v1/sandboxes/absent/processes", `{"argv":["echo"]}`, 404, "sandbox_not_found")
 	for _, pid := range []string{"1", "p", "px", "P1", "p-1", "p1x", strings.Repeat("p1", 20)} {
 		bad("GET", procs+"/"+pid, "")

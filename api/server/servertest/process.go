@@ -188,7 +188,7 @@ func (m *Memory) start(method, ref string, spec sandbox.ProcessSpec) (*process, 
 	switch spec.Argv[0] {
 	case "echo", "err", "cat", "exit", "yes", "ticks", "size", "sleep":
 	default:
-		return nil, sandbox.Errorf(sandbox.ErrNotFound, "command_not_found", "no command %q in the sandbox", spec.Argv[0])
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "command_not_found", "no command %q in the sandbox", spec.Argv[0])
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
