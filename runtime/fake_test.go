@@ -321,6 +321,9 @@ func (p fakePID1) Start(context.Context, sandbox.ProcessSpec) (sandbox.Process, 
 }
 
 func (p fakePID1) Exec(_ context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+	if err := p.k.step("guest.exec", nil); err != nil {
+		return nil, err
+	}
 	return fakeIO{proc: sandbox.Process{ID: "p1", PID: 2, Argv: spec.Argv, Main: spec.Main}}, nil
 }
 
