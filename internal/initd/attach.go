@@ -38,7 +38,7 @@ func (s *Server) stream(c *conn, p *process, off int64) error {
 		s.endReading(p, rd)
 		return nil
 	}
-	go s.sendStream(c, p, rd)
+	go s.sendStream(c, p, rd, c.keep)
 	err := p.takeInput(c)
 	rd.detach()
 	return err
@@ -51,13 +51,14 @@ func (s *Server) endReading(p *process, rd *ringReader) {
 }
 
 // sendStream sends the output and how the process ended. Where the connection
-// is not kept it then ends it, and so the taking of input.
-func (s *Server) sendStream(c *conn, p *process, rd *ringReader) {
+// is not kept it then ends it, and so the taking of input. The next operation
+// may have begun before the last write returns.
+func (s *Server) sendStream(c *conn, p *process, rd *ringReader, keep bool) {
 	defer s.endReading(p, rd)
 	for {
 		more := rd.wait()
-		done, err := p.sendOutput(s.procs, c, rd, more)
-		if done && err == nil && c.keep {
+		done, err := p.sendOutput(s.procs, c, rd, more, keep)
+		if done && err == nil && keep {
 			return
 		}
 		if done || err != nil {
@@ -98,7 +99,7 @@ func (p *process) takeInput(c *conn) error {
 
 // sendOutput sends what there is, up to a buffer full, in one write, and after
 // the last of it how the process ended; done tells that this was it.
-func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more bool) (done bool, err error) {
+func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more, keep bool) (done bool, err error) {
 	const head = initproto.HeaderSize + initproto.OutputHead
 	var b []byte
 	if more {
@@ -119,7 +120,7 @@ func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more bool) (done
 	}
 	if rd.ended() {
 		done = true
-		if b, err = p.appendExit(t, c, b); err != nil {
+		if b, err = p.appendExit(t, c, b, keep); err != nil {
 			return true, err
 		}
 	}
@@ -130,7 +131,7 @@ func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more bool) (done
 }
 
 // appendExit adds the frames after the last output.
-func (p *process) appendExit(t *table, c *conn, b []byte) ([]byte, error) {
+func (p *process) appendExit(t *table, c *conn, b []byte, keep bool) ([]byte, error) {
 	exit := p.record(t).Exit
 	if exit == nil {
 		return b, fmt.Errorf("the output of %s ended before it did: %w", p.rec.ID, io.ErrUnexpectedEOF)
@@ -139,7 +140,7 @@ func (p *process) appendExit(t *table, c *conn, b []byte) ([]byte, error) {
 	if err != nil {
 		return b, fmt.Errorf("encoding an exit: %w", err)
 	}
-	if b, err = initproto.AppendFrame(b, initproto.FrameExit, body); err != nil || !c.keep {
+	if b, err = initproto.AppendFrame(b, initproto.FrameExit, body); err != nil || !keep {
 		return b, err
 	}
 	c.expect()

@@ -1,6 +1,7 @@
 package initd
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +54,70 @@ func (s *Server) configure(c *conn, a initproto.Configure) error {
 	}
 	done.Total = time.Since(began)
 	return c.reply(done)
+}
+
+// prepare does in advance what a configuration will need. Where one is in
+// force there is nothing to prepare.
+func (s *Server) prepare(c *conn, a initproto.Prepare) error {
+	defer c.noMoreFDs()
+	var work *os.File
+	if a.Work {
+		var err error
+		if work, err = c.takeFD("work cgroup"); err != nil {
+			return err
+		}
+	}
+	s.cfgMu.Lock()
+	defer s.cfgMu.Unlock()
+	if s.ready.Load() {
+		closeAll(work)
+		return c.reply(struct{}{})
+	}
+	s.takeWork(work)
+	if err := s.closeNamespaces(); err != nil {
+		return err
+	}
+	w, err := startWorker(a.Capabilities, a.Seccomp)
+	if err != nil {
+		return err
+	}
+	s.cfg.dropReady()
+	s.cfg.ready, s.cfg.Seccomp = w, a.Seccomp
+	if s.cfg.work != nil {
+		if err := s.procs.makeSpare(s.cfg.work); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnavailable, "cgroup_failed", "preparing for a process: %w", err)
+		}
+	}
+	s.rehearse(w)
+	return c.reply(struct{}{})
+}
+
+func (c *settings) dropReady() {
+	if c.ready != nil {
+		c.ready.stop()
+		c.ready = nil
+	}
+}
+
+// workerFor returns a worker in a Landlock domain of the present root: the
+// one made in advance, if it fits.
+func (s *Server) workerFor(a initproto.Configure) (w *worker, err error) {
+	w = s.cfg.ready
+	s.cfg.ready = nil
+	if w != nil && (w.profile != a.Capabilities || !bytes.Equal(a.Seccomp, s.cfg.Seccomp)) {
+		w.stop()
+		w = nil
+	}
+	if w == nil {
+		if w, err = startWorker(a.Capabilities, a.Seccomp); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.enter(); err != nil {
+		w.stop()
+		return nil, err
+	}
+	return w, nil
 }
 
 func takeConfigureFDs(c *conn, a initproto.Configure) (work, root *os.File, extra []*os.File, err error) {
@@ -121,20 +186,8 @@ func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock fu
 	}
 	began := time.Now()
 	deadline := began.Add(switchPatience)
-	locked := make(chan struct{})
-	go func() { s.root.Lock(); close(locked) }()
-	// Readers of the lock that came before us end once their connections do.
-	for waiting := true; waiting; {
-		s.cutBound()
-		select {
-		case <-locked:
-			waiting = false
-		case <-time.After(2 * time.Millisecond):
-			if time.Now().After(deadline) {
-				go func() { <-locked; s.root.Unlock() }()
-				return nil, sandbox.Errorf(sandbox.ErrConflict, "root_busy", "file work in the old root did not end in %s: try again", switchPatience)
-			}
-		}
+	if err := s.emptyRoot(deadline); err != nil {
+		return nil, err
 	}
 	s.cfgMu.Lock()
 	unlock = func() { s.cfgMu.Unlock(); s.root.Unlock() }
@@ -146,9 +199,35 @@ func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock fu
 	return unlock, nil
 }
 
+// emptyRoot takes s.root for writing, having ended the file work that holds it.
+func (s *Server) emptyRoot(deadline time.Time) error {
+	if s.root.TryLock() {
+		return nil
+	}
+	locked := make(chan struct{})
+	go func() { s.root.Lock(); close(locked) }()
+	// Readers of the lock that came before us end once their connections do.
+	for {
+		s.cutBound()
+		select {
+		case <-locked:
+			return nil
+		case <-time.After(2 * time.Millisecond):
+			if time.Now().After(deadline) {
+				go func() { <-locked; s.root.Unlock() }()
+				return sandbox.Errorf(sandbox.ErrConflict, "root_busy", "file work in the old root did not end in %s: try again", switchPatience)
+			}
+		}
+	}
+}
+
 // killAll ends every process of the pid namespace but PID 1, which kill(2)
-// spares, and returns when all are reaped.
+// spares, and returns when all are reaped. The caller keeps new ones from
+// being started.
 func (t *table) killAll(deadline time.Time) error {
+	if !t.forked.Load() {
+		return nil // kill(2) would look at every process of the machine
+	}
 	for {
 		err := unix.Kill(-1, unix.SIGKILL)
 		if errors.Is(err, unix.ESRCH) {
@@ -159,6 +238,7 @@ func (t *table) killAll(deadline time.Time) error {
 			}
 			t.mu.Unlock()
 			if gone {
+				t.forked.Store(false)
 				return nil
 			}
 		}
@@ -170,10 +250,8 @@ func (t *table) killAll(deadline time.Time) error {
 }
 
 func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.File, done *initproto.Configured) error {
-	if !s.ready.Load() {
-		if err := closeNamespaces(); err != nil {
-			return sandbox.Errorf(sandbox.ErrUnsupported, "namespaces_open", "forbidding nested namespaces: %w", err)
-		}
+	if err := s.closeNamespaces(); err != nil {
+		return err
 	}
 	began := time.Now()
 	if root != nil {
@@ -190,7 +268,7 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_hostname", "setting host name %.64q: %w", a.Hostname, err)
 		}
 	}
-	if root != nil {
+	if root != nil && !a.Furnished {
 		if err := writeIdentity(a); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "identity_failed", "writing the new root's names: %w", err)
 		}
@@ -211,7 +289,7 @@ func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured
 			return sandbox.Errorf(sandbox.ErrUnsupported, "open_files_failed", "limiting open files to %d: %w", a.OpenFiles, err)
 		}
 	}
-	w, err := startWorker(a.Capabilities, a.Seccomp)
+	w, err := s.workerFor(a)
 	if err != nil {
 		return err
 	}
@@ -246,6 +324,18 @@ func setOpenFiles(lim unix.Rlimit) error {
 	lim.Max = min(lim.Max, now.Max)
 	lim.Cur = min(lim.Cur, lim.Max)
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+}
+
+// closeNamespaces sees to it that no namespace can be made inside, once.
+func (s *Server) closeNamespaces() error {
+	if s.closed {
+		return nil
+	}
+	if err := closeNamespaces(); err != nil {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "namespaces_open", "forbidding nested namespaces: %w", err)
+	}
+	s.closed = true
+	return nil
 }
 
 // closeNamespaces writes 0 to the limits of the sandbox's user namespace

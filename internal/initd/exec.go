@@ -96,6 +96,7 @@ func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, argv []string, pat
 	candidates := candidates(argv[0], pathVar, dir)
 	s.procs.forking.RLock()
 	defer s.procs.forking.RUnlock()
+	s.procs.forked.Store(true)
 	verdict := error(unix.ENOENT)
 	for i, name := range candidates {
 		if i < len(candidates)-1 && !exists(name) {

@@ -57,6 +57,13 @@ func switchRoot(root *os.File, extra []*os.File, paths []string) error {
 			return undo(fmt.Errorf("mounting on %s: %w", paths[i], err))
 		}
 	}
+	// The kernel frees the old filesystem with its last user, which can take
+	// long after much was written: that is to be us, and later.
+	old, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return undo(fmt.Errorf("holding on to the old root: %w", err))
+	}
+	defer func() { go func() { _ = unix.Close(old) }() }()
 	if err := unix.Fchdir(fd); err != nil {
 		return undo(fmt.Errorf("entering it: %w", err))
 	}

@@ -46,6 +46,7 @@ type Server struct {
 	// cfgMu guards cfg; starting a process holds it for reading.
 	cfgMu    sync.RWMutex
 	cfg      settings
+	closed   bool // no namespace can be made inside
 	switches atomic.Int64
 	ready    atomic.Bool
 
@@ -58,6 +59,9 @@ type settings struct {
 	initproto.Configure
 	work   *os.File // the work cgroup's directory, or nil
 	worker *worker
+	// ready is a worker made in advance, without a Landlock domain: one that
+	// fits the root there is then would not fit the next.
+	ready *worker
 }
 
 // New returns a server; build names the program's version.
@@ -139,7 +143,7 @@ func (s *Server) serve(fd int) {
 // keeping are the operations after which the connection may be kept; whole
 // tells those whose answer may wait until it is complete.
 var keeping = map[string]struct{ whole bool }{
-	initproto.OpPing: {true}, initproto.OpConfigure: {true}, initproto.OpExec: {}, initproto.OpAttach: {},
+	initproto.OpPing: {true}, initproto.OpPrepare: {true}, initproto.OpConfigure: {true}, initproto.OpExec: {}, initproto.OpAttach: {},
 	initproto.OpSignal: {true}, initproto.OpResize: {true}, initproto.OpProcess: {true}, initproto.OpForget: {true},
 	initproto.OpProcesses: {true}, initproto.OpStat: {true}, initproto.OpList: {true}, initproto.OpMkdir: {true},
 	initproto.OpMove: {true}, initproto.OpRemove: {true}, initproto.OpChmod: {true},
@@ -170,8 +174,11 @@ func (s *Server) operation(c *conn) bool {
 
 // dispatch runs one operation. An error it returns is told to the daemon.
 func (s *Server) dispatch(c *conn, req initproto.Request) error {
-	if req.Op == initproto.OpConfigure {
+	switch req.Op {
+	case initproto.OpConfigure:
 		return with(req, func(a initproto.Configure) error { return s.configure(c, a) })
+	case initproto.OpPrepare:
+		return with(req, func(a initproto.Prepare) error { return s.prepare(c, a) })
 	}
 	c.noMoreFDs()
 	switch req.Op {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,6 +42,7 @@ type table struct {
 	// forking holds reaping back between a fork and the entry in byPID, and
 	// whoever must be sure that no fork is under way. Taken before mu.
 	forking sync.RWMutex
+	forked  atomic.Bool // since all were last killed
 	// spare is an empty cgroup kept for the next process: making and removing
 	// one takes longer than all else PID 1 does for a short command.
 	spare    *procGroup
@@ -153,6 +155,18 @@ func (t *table) groupFor(work *os.File) (*procGroup, error) {
 		g.remove()
 	}
 	return newGroup(work, name)
+}
+
+// makeSpare makes the cgroup the next process will go to.
+func (t *table) makeSpare(work *os.File) error {
+	g, err := t.groupFor(work)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.spare = g
+	t.mu.Unlock()
+	return nil
 }
 
 // dropSpare removes the spare cgroup.

@@ -30,16 +30,16 @@ const becomeUser uint64 = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID
 // restriction at no cost. Landlock cannot be lifted, so every root gets a
 // new worker.
 type worker struct {
-	jobs chan forkJob
-	// landlock tells whether the domain could be entered.
-	landlock bool
+	jobs    chan forkJob
+	profile sandbox.Capabilities
 }
 
 type forkJob struct {
-	path string
-	argv []string
-	attr *syscall.ProcAttr
-	done chan<- forkResult
+	enter bool // the Landlock domain; nothing else is set then
+	path  string
+	argv  []string
+	attr  *syscall.ProcAttr
+	done  chan<- forkResult
 }
 
 type forkResult struct {
@@ -47,19 +47,24 @@ type forkResult struct {
 	err error
 }
 
-// startWorker starts the thread and waits until it is restricted.
+// startWorker starts the thread and waits until it is restricted but for its
+// Landlock domain, which enter adds.
 func startWorker(profile sandbox.Capabilities, filter []byte) (*worker, error) {
 	caps, ok := profiles[profile]
 	if !ok {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", profile)
 	}
-	w := &worker{jobs: make(chan forkJob)}
+	w := &worker{jobs: make(chan forkJob), profile: profile}
 	ready := make(chan error)
 	go w.run(caps, filter, ready)
 	if err := <-ready; err != nil {
-		return nil, sandbox.Errorf(sandbox.ErrUnsupported, "restrict_failed", "restricting the thread that starts workloads: %w", err)
+		return nil, restrictError(err)
 	}
 	return w, nil
+}
+
+func restrictError(err error) error {
+	return sandbox.Errorf(sandbox.ErrUnsupported, "restrict_failed", "restricting the thread that starts workloads: %w", err)
 }
 
 // run never unlocks its thread, which therefore ends with it. It must not
@@ -72,14 +77,18 @@ func (w *worker) run(caps uint64, filter []byte, ready chan<- error) {
 		return
 	}
 	for j := range w.jobs {
+		if j.enter {
+			j.done <- forkResult{err: linux.EnterLandlockDomain()}
+			continue
+		}
 		pid, err := syscall.ForkExec(j.path, j.argv, j.attr)
 		j.done <- forkResult{pid, err}
 	}
 }
 
 // restrict is in an order that matters: the bounding set needs CAP_SETPCAP,
-// Landlock and seccomp need no_new_privs, and seccomp comes last because it
-// forbids the calls before it.
+// seccomp needs no_new_privs and comes last because it forbids the calls
+// before it. It allows those that make a Landlock domain.
 func (w *worker) restrict(caps uint64, filter []byte) error {
 	if err := linux.SetNoNewPrivs(); err != nil {
 		return err
@@ -90,22 +99,27 @@ func (w *worker) restrict(caps uint64, filter []byte) error {
 	if err := linux.SetCapabilities(caps | becomeUser); err != nil {
 		return err
 	}
-	switch err := linux.EnterLandlockDomain(); {
-	case err == nil:
-		w.landlock = true
-	case !errors.Is(err, unix.EOPNOTSUPP):
-		return err
-	}
 	if len(filter) == 0 {
 		return fmt.Errorf("no seccomp filter given: %w", unix.EINVAL)
 	}
 	return linux.SetSeccomp(filter)
 }
 
+// enter puts the thread into a Landlock domain of the present root, once, and
+// before any fork. Kernels that have none are left without.
+func (w *worker) enter() error {
+	done := make(chan forkResult, 1)
+	w.jobs <- forkJob{enter: true, done: done}
+	if err := (<-done).err; err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return restrictError(err)
+	}
+	return nil
+}
+
 // fork starts one workload.
 func (w *worker) fork(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 	done := make(chan forkResult, 1)
-	w.jobs <- forkJob{path, argv, attr, done}
+	w.jobs <- forkJob{path: path, argv: argv, attr: attr, done: done}
 	r := <-done
 	return r.pid, r.err
 }

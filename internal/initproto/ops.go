@@ -10,6 +10,7 @@ import (
 // The operations.
 const (
 	OpPing      = "ping"
+	OpPrepare   = "prepare"
 	OpConfigure = "configure"
 	OpExec      = "exec"
 	OpAttach    = "attach"
@@ -65,11 +66,20 @@ type Configure struct {
 	Seccomp      []byte               `json:"seccomp,omitempty"`
 	Hosts        string               `json:"hosts,omitempty"`
 	ResolvConf   string               `json:"resolv_conf,omitempty"`
+	Furnished    bool                 `json:"furnished,omitempty"` // the root's /etc says all that already
 	KeepEnded    int                  `json:"keep_ended,omitempty"`
 	LastProcess  int64                `json:"last_process,omitempty"` // process numbers go on after it
 	Work         bool                 `json:"work,omitempty"`
 	Root         bool                 `json:"root,omitempty"`
 	Extra        []string             `json:"extra,omitempty"` // where the extra mounts go
+}
+
+// Prepare carries what a configuration will need and can have before it. The
+// work cgroup's directory comes with it if Work.
+type Prepare struct {
+	Capabilities sandbox.Capabilities `json:"capabilities"`
+	Seccomp      []byte               `json:"seccomp"`
+	Work         bool                 `json:"work,omitempty"`
 }
 
 // Configured is the reply to configure: where the time went, in nanoseconds.

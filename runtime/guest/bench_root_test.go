@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -155,7 +156,7 @@ func BenchmarkRootSwitch(b *testing.B) {
 		b.StopTimer()
 		cfg := x.config()
 		var parts guest.Timings
-		cfg.Root, _ = x.newRoot()
+		cfg.Root = x.imageRoot()
 		cfg.Timings = &parts
 		b.StartTimer()
 		began := time.Now()
@@ -163,16 +164,86 @@ func BenchmarkRootSwitch(b *testing.B) {
 			b.Fatal(err)
 		}
 		took = append(took, time.Since(began))
-		sum.Kill += parts.Kill
-		sum.Switch += parts.Switch
-		sum.Files += parts.Files
-		sum.Workers += parts.Workers
+		addParts(&sum, parts)
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(took[0].Microseconds()), "µs-min")
 	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs-median")
-	for name, d := range map[string]time.Duration{"kill": sum.Kill, "switch": sum.Switch, "files": sum.Files, "workers": sum.Workers} {
-		b.ReportMetric(float64(d.Microseconds())/float64(len(took)), "µs-"+name)
+	reportParts(b, sum, len(took))
+}
+
+// imageRoot is a new root with the directories images have.
+func (b *box) imageRoot() *guest.RootMount {
+	root, dir := b.newRoot()
+	for _, name := range movedIn {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	return root
+}
+
+var movedIn = []string{"proc", "sys", "dev"}
+
+func addParts(sum *guest.Timings, t guest.Timings) {
+	sum.Kill += t.Kill
+	sum.Switch += t.Switch
+	sum.Files += t.Files
+	sum.Workers += t.Workers
+	sum.Total += t.Total
+}
+
+func reportParts(b *testing.B, sum guest.Timings, n int) {
+	for name, d := range map[string]time.Duration{"kill": sum.Kill, "switch": sum.Switch, "files": sum.Files, "workers": sum.Workers, "inside": sum.Total} {
+		b.ReportMetric(float64(d.Microseconds())/float64(n), "µs-"+name)
+	}
+}
+
+// BenchmarkClaim gives a new PID 1 its first root and command, as a create
+// does with a shell of the pool: as it came, and prepared.
+func BenchmarkClaim(b *testing.B) {
+	for _, prepared := range []bool{false, true} {
+		b.Run(map[bool]string{false: "plain", true: "prepared"}[prepared], func(b *testing.B) {
+			var configure, exec []time.Duration
+			var sum guest.Timings
+			for b.Loop() {
+				b.StopTimer()
+				x := newBox(b)
+				cfg := x.config()
+				var parts guest.Timings
+				cfg.Timings = &parts
+				cfg.Root = x.imageRoot()
+				if _, err := x.Ping(ctx(b)); err != nil { // it has started
+					b.Fatal(err)
+				}
+				if prepared {
+					if err := x.Prepare(ctx(b), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+						b.Fatal(err)
+					}
+					cfg.Seccomp, cfg.Work = nil, nil
+				} else {
+					x.CloseIdle()
+				}
+				<-time.After(10 * time.Millisecond)
+				b.StartTimer()
+				began := time.Now()
+				if err := x.Configure(b.Context(), cfg); err != nil {
+					b.Fatal(err)
+				}
+				there := time.Now()
+				if err := x.toEnd("/bin/echo", "x")(); err != nil {
+					b.Fatal(err)
+				}
+				configure = append(configure, there.Sub(began))
+				addParts(&sum, parts)
+				exec = append(exec, time.Since(there))
+			}
+			slices.Sort(configure)
+			slices.Sort(exec)
+			b.ReportMetric(float64(configure[len(configure)/2].Microseconds()), "µs-configure")
+			b.ReportMetric(float64(exec[len(exec)/2].Microseconds()), "µs-first-exec")
+			reportParts(b, sum, len(exec))
+		})
 	}
 }
 

@@ -232,12 +232,14 @@ func (c *conn) last() {
 	c.ended = err == nil
 }
 
+// request is initproto.Request with its arguments not yet encoded.
+type request struct {
+	initproto.Request
+	Args any `json:"args,omitempty"` // hides the other
+}
+
 func (c *conn) request(op string, args any, files []*os.File) error {
-	raw, err := json.Marshal(args)
-	if err != nil {
-		return fmt.Errorf("encoding the arguments of %s: %w", op, err)
-	}
-	body, err := json.Marshal(initproto.Request{Version: initproto.Version, Op: op, Keep: true, Args: raw})
+	body, err := json.Marshal(request{initproto.Request{Version: initproto.Version, Op: op, Keep: true}, args})
 	if err != nil {
 		return fmt.Errorf("encoding the request %s: %w", op, err)
 	}

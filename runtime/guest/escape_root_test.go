@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -17,7 +18,41 @@ type attempt struct{ name, forbidden, control string }
 
 func TestWorkloadCannotReachInit(t *testing.T) {
 	testenv.Need(t, testenv.Landlock)
-	b, _ := newRooted(t)
+	t.Run("configured", func(t *testing.T) {
+		b, _ := newRooted(t)
+		cannotReachInit(t, b)
+	})
+	t.Run("prepared", func(t *testing.T) { cannotReachInit(t, newPrepared(t)) })
+	t.Run("second root", func(t *testing.T) {
+		b := newPrepared(t)
+		cfg := guest.Config{Hostname: "box"}
+		cfg.Root, _ = b.newRoot()
+		if err := b.Configure(ctx(t), cfg); err != nil {
+			t.Fatal(err)
+		}
+		cannotReachInit(t, b)
+	})
+}
+
+// newPrepared starts a PID 1 that was prepared before it got its root.
+func newPrepared(t *testing.T) *box {
+	b := newBox(t)
+	cfg := b.config()
+	for range 2 {
+		if err := b.Prepare(ctx(t), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Seccomp, cfg.Work = nil, nil
+	cfg.Root, _ = b.newRoot()
+	if err := b.Configure(ctx(t), cfg); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func cannotReachInit(t *testing.T, b *box) {
+	t.Helper()
 	for _, a := range []attempt{
 		{"memory of PID 1", "head -c 1 /proc/1/mem", "sleep 9 & exec 3</proc/$!/mem"},
 		{"root of PID 1", "ls /proc/1/root/", "sleep 9 & ls /proc/$!/root/"},
@@ -74,8 +109,42 @@ for s in list(range(1,32))+[40,64]:
 	}
 }
 
+// TestPreparedOtherwise: what was prepared does not hold what is asked for
+// later, nor is a configured PID 1 prepared any more.
+func TestPreparedOtherwise(t *testing.T) {
+	b := newBox(t)
+	cfg := b.config()
+	if _, err := b.Exec(ctx(t), argv("true")); sandbox.CodeOf(err) != "not_configured" {
+		t.Errorf("exec before a configuration: %v", err)
+	}
+	if err := b.Prepare(ctx(t), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Exec(ctx(t), argv("true")); sandbox.CodeOf(err) != "not_configured" {
+		t.Errorf("exec when prepared only: %v", err)
+	}
+	cfg.Capabilities = sandbox.CapabilitiesNone
+	cfg.Root, _ = b.newRoot()
+	if err := b.Configure(ctx(t), cfg); err != nil {
+		t.Fatal(err)
+	}
+	const bounding = "grep CapBnd /proc/self/status"
+	if got := b.sh(bounding); !strings.HasSuffix(got, "0000000000000000") {
+		t.Errorf("profile none after root was prepared: %s", got)
+	}
+	if err := b.Prepare(ctx(t), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.sh(bounding); !strings.HasSuffix(got, "0000000000000000") {
+		t.Errorf("after a late Prepare: %s", got)
+	}
+	if got := newPrepared(t).sh(bounding); !strings.HasSuffix(got, "00000000000004fb") {
+		t.Errorf("control: %s", got)
+	}
+}
+
 func TestRenameAcrossDirectoriesWorks(t *testing.T) {
-	b, _ := newRooted(t)
+	b := newPrepared(t)
 	b.sh("mkdir /tmp/a /tmp/b; echo x > /tmp/a/f; mv /tmp/a/f /tmp/b/f; ln /tmp/b/f /tmp/a/g; cat /tmp/a/g")
 }
 

@@ -49,6 +49,7 @@ type Config struct {
 	Seccomp      []byte               // from seccomp.Compile; may be empty after the first time
 	Hosts        string               // /etc/hosts; empty means made of Hostname and Address
 	ResolvConf   string               // /etc/resolv.conf; empty leaves the image's
+	Furnished    bool                 // the root's /etc says all that already: nothing is written
 	KeepEnded    int                  // ended processes kept; 0 means 64
 	LastProcess  int64                // process numbers go on after it
 
@@ -75,6 +76,35 @@ type ExtraMount struct {
 	Path string
 }
 
+// PrepareConfig is what Prepare needs.
+type PrepareConfig struct {
+	Capabilities sandbox.Capabilities // empty means root
+	Seccomp      []byte               // from seccomp.Compile
+	Work         *os.File             // as in Config; may be nil
+}
+
+// Prepare does for a PID 1 that has no configuration yet what needs no root:
+// most of the time a Configure takes. That may then leave out Seccomp and
+// Work. If it names other capabilities or another program, or if PID 1 was
+// never prepared, it takes longer, with the same result. The connection is
+// kept until the next operation. Preparing one that is configured does
+// nothing, repeating it is safe.
+func (g *Guest) Prepare(ctx context.Context, cfg PrepareConfig) error {
+	a := initproto.Prepare{Capabilities: cfg.Capabilities, Seccomp: cfg.Seccomp, Work: cfg.Work != nil}
+	if a.Capabilities == "" {
+		a.Capabilities = sandbox.CapabilitiesRoot
+	}
+	var files []*os.File
+	if cfg.Work != nil {
+		files = append(files, cfg.Work)
+	}
+	if err := g.do(ctx, initproto.OpPrepare, a, nil, files...); err != nil {
+		return err
+	}
+	g.spare.hold()
+	return nil
+}
+
 // Configure replaces PID 1's configuration. With a Root it first kills every
 // process, cuts all file work, and switches; when it returns nil nothing of
 // the old root is in use any more. Repeating it is safe.
@@ -82,7 +112,7 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 	a := initproto.Configure{
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
-		ResolvConf: cfg.ResolvConf, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
+		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot
