@@ -122,7 +122,7 @@ const overlayAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 // nil, maps the volume's ids into the range that begins at base.
 //
 // An overlay works with the credentials of its mounter, and those must exist
-// in the idmapped range: hence the thread with file-system ids of its own
+// in the idmapped range: hence the file-system ids of the thread meanwhile
 // (else: EOVERFLOW on the work directory, and a read-only mount). Without
 // CAP_SYS_RESOURCE among them, quotas bind what is written through it.
 func (s *Store) mountOverlay(p overlayPlan, userns *os.File, base uint32, mode overlayMode) (*os.File, error) {
@@ -149,20 +149,23 @@ func (s *Store) mountOverlay(p overlayPlan, userns *os.File, base uint32, mode o
 		}
 	}
 	var root *os.File
-	err = linux.OnThread(func() error {
-		if userns != nil {
-			if err := linux.SetThreadFSIDs(base, base, unix.CAP_SYS_RESOURCE); err != nil {
-				return err
-			}
-		}
-		var err error
+	mount := func() (err error) {
 		if mode == modeString {
 			root, err = s.mountByString(p, vol)
 		} else {
 			root, err = linux.NewMount("overlay", p.params(fdPath(vol)), overlayAttrs)
 		}
 		return err
-	})
+	}
+	asMounter := mount
+	if userns != nil {
+		asMounter = func() error { return linux.WithFSIDs(base, base, mount, unix.CAP_SYS_RESOURCE) }
+	}
+	if mode == modeString { // it changes its thread's working directory
+		err = linux.OnThread(asMounter)
+	} else {
+		err = asMounter()
+	}
 	if done != nil {
 		err = errors.Join(err, done())
 	}

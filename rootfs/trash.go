@@ -52,6 +52,15 @@ func (t *trash) stop() {
 // add moves a directory, named relative to the volume, into the trash. One
 // that does not exist is no error.
 func (t *trash) add(rel string) error {
+	if err := t.take(rel); err != nil {
+		return err
+	}
+	t.wake()
+	return nil
+}
+
+// take is add without the deletion, which comes with the next wake.
+func (t *trash) take(rel string) error {
 	to := t.vol.path(trashDir, fmt.Sprintf("%s.%d", filepath.Base(rel), t.seq.Add(1)))
 	err := os.Rename(t.vol.path(rel), to)
 	if errors.Is(err, os.ErrNotExist) {
@@ -60,7 +69,6 @@ func (t *trash) add(rel string) error {
 	if err != nil {
 		return fmt.Errorf("rootfs: discard %s: %w", rel, err)
 	}
-	t.wake()
 	return nil
 }
 

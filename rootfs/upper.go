@@ -149,6 +149,16 @@ func (s *Store) Discard(id sandbox.ID, _ int) error {
 	return s.trash.add(filepath.Join(sandboxesDir, string(id)))
 }
 
+// SetAside is Discard for an upper whose root is still mounted: its files go
+// once release is called, or at the next start. To delete files under a mount
+// makes the end of that mount slow.
+func (s *Store) SetAside(id sandbox.ID, _ int) (release func(), err error) {
+	if _, err := s.sandboxDir(id); err != nil {
+		return nil, err
+	}
+	return s.trash.wake, s.trash.take(filepath.Join(sandboxesDir, string(id)))
+}
+
 // Uppers lists the sandboxes that have an upper.
 func (s *Store) Uppers() ([]sandbox.ID, error) {
 	names, err := readNames(s.vol.path(sandboxesDir))

@@ -26,9 +26,17 @@ import (
 // it began. With an idempotency key a repeated call returns the sandbox of the
 // first.
 func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
+	sb, _, err := m.createOnce(ctx, req)
+	return sb, err
+}
+
+// createOnce is Create; existed reports that the idempotency key had made the
+// sandbox before.
+func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb sandbox.Sandbox, existed bool, err error) {
 	type result struct {
-		sb  sandbox.Sandbox
-		err error
+		sb      sandbox.Sandbox
+		existed bool
+		err     error
 	}
 	done := make(chan result, 1)
 	m.spawn(func() {
@@ -36,45 +44,47 @@ func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbo
 		defer cancel()
 		m.creating.Add(1)
 		defer m.creating.Add(-1)
-		sb, err := m.create(work, req)
-		done <- result{sb, err}
+		sb, existed, err := m.create(work, req)
+		done <- result{sb, existed, err}
 	})
 	select {
 	case r := <-done:
-		return r.sb, r.err
+		return r.sb, r.existed, r.err
 	case <-ctx.Done():
-		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while a sandbox was being created: it goes on: %w", ctx.Err())
+		return sandbox.Sandbox{}, false, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while a sandbox was being created: it goes on: %w", ctx.Err())
 	}
 }
 
 // create gives a shell of the pool what was asked for, or builds one where
 // the pool has none or its shell was no good.
-func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
+func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb sandbox.Sandbox, existed bool, err error) {
 	// The image keeps its layers until the row names them.
 	m.imports.RLock()
 	unlock := sync.OnceFunc(m.imports.RUnlock)
 	defer unlock()
 	p, err := m.plan(ctx, req)
 	if err != nil {
-		return sandbox.Sandbox{}, err
+		return sandbox.Sandbox{}, false, err
 	}
 	if s := m.pool.take(); s != nil {
-		sb, err := m.claim(ctx, s, p)
+		sb, existed, err := m.claim(ctx, s, p)
 		if !errors.Is(err, errUnfit) {
-			return sb, err
+			return sb, existed, err
 		}
 		m.log.Warn("a shell of the pool was no good: building another", "shell", s.b.id, "err", err)
 	}
 	b, sb, err := m.intend(ctx, p)
 	unlock()
 	if err != nil {
-		return sb, err
+		return sb, false, err
 	}
 	if b == nil {
-		return m.settled(ctx, sb)
+		sb, err = m.settled(ctx, sb)
+		return sb, true, err
 	}
 	defer b.unlock()
-	return m.build(ctx, b, sb, p)
+	sb, err = m.build(ctx, b, sb, p)
+	return sb, false, err
 }
 
 // intention is what a create request comes to.
@@ -121,7 +131,7 @@ var errUnfit = errors.New("shell unfit")
 // claim makes a pooled shell a sandbox. Its row is written last, running, in
 // the one commit of this path: what a crash leaves before that is a shell
 // without a row, which the next start sweeps away.
-func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (sandbox.Sandbox, error) {
+func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbox.Sandbox, existed bool, err error) {
 	b := s.b
 	b.op <- struct{}{} // nobody knows the box yet
 	defer b.unlock()
@@ -130,24 +140,24 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (sandbox.Sa
 	ch, err := m.dress(ctx, b, sb, p.image, s)
 	if err != nil {
 		m.spawn(func() { m.scrap(s) })
-		return sb, fmt.Errorf("%w: %w", errUnfit, err)
+		return sb, false, fmt.Errorf("%w: %w", errUnfit, err)
 	}
 	params := m.params(p, sb)
 	params.Slot, params.Status, params.Change = &s.slot, sandbox.StatusRunning, ch
 	// The box stands before the row, so that nobody finds a row without one.
 	m.keepBox(b)
-	row, existed, err := m.state.CreateSandbox(ctx, params)
+	row, existed, err = m.state.CreateSandbox(ctx, params)
 	if err != nil || existed {
 		m.dropBox(b.id)
 		m.spawn(func() { m.scrap(s) })
-		if err != nil {
-			return row, err
+		if err == nil {
+			row, err = m.settled(ctx, row)
 		}
-		return m.settled(ctx, row)
+		return row, existed, err
 	}
 	b.setStatus(row.Status)
 	m.watch(b, row, b.present(), 0)
-	return row, nil
+	return row, false, nil
 }
 
 // settled waits for a creation another request began and returns its outcome.
@@ -249,7 +259,21 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 			return state.Change{}, err
 		}
 	}
-	if err := m.configure(ctx, b, sb, image, shell, uidBase); err != nil {
+	furnished := false
+	if sb.StartedAt == nil { // nobody has been in these files yet
+		var had rootfs.Identity
+		if ready != nil {
+			had = ready.wrote
+		}
+		want, err := m.identity(sb)
+		if err != nil {
+			return state.Change{}, err
+		}
+		if furnished, err = m.roots.Furnish(b.id, image, had, want); err != nil {
+			return state.Change{}, err
+		}
+	}
+	if err := m.configure(ctx, b, sb, image, given{files: furnished, prepared: ready != nil}); err != nil {
 		return state.Change{}, err
 	}
 	addr, err := m.net.Address(sb.Slot)
@@ -271,23 +295,37 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 	return ch, nil
 }
 
+// identity is what the files of a sandbox say about it.
+func (m *Manager) identity(sb sandbox.Sandbox) (rootfs.Identity, error) {
+	addr, err := m.net.Address(sb.Slot)
+	if err != nil {
+		return rootfs.Identity{}, err
+	}
+	return rootfs.Identity{
+		Hostname: sb.Spec.Hostname, Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(sb.Spec.Network),
+	}, nil
+}
+
+// given is what a configuration need not bring any more.
+type given struct {
+	files    bool // the root tells the sandbox's identity already
+	prepared bool // PID 1 has its filter and cgroup
+}
+
 // configure gives PID 1 its root and everything it must know.
-func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, shell *launch.Shell, uidBase uint32) error {
-	root, err := m.roots.Mount(ctx, rootfs.MountSpec{ID: b.id, Slot: sb.Slot, Image: image, UserNS: shell.UserNS, UIDBase: uidBase})
+func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, has given) error {
+	root, err := m.roots.Mount(ctx, rootfs.MountSpec{
+		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),
+	})
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	work, err := m.cgroup.WorkDir(b.id)
-	if err != nil {
-		return err
-	}
-	defer work.Close()
 	mount := &guest.RootMount{Root: root.Mount}
 	for _, e := range root.Extra {
 		mount.Extra = append(mount.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
 	}
-	addr, err := m.net.Address(sb.Slot)
+	identity, err := m.identity(sb)
 	if err != nil {
 		return err
 	}
@@ -297,13 +335,22 @@ func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, ima
 			return err
 		}
 	}
-	return b.guest.Configure(ctx, guest.Config{
+	c := guest.Config{
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
-		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles, Seccomp: m.cfg.Seccomp,
-		Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(sb.Spec.Network),
-		Work: work, Root: mount, LastProcess: last,
-	})
+		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles,
+		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files,
+		Root: mount, LastProcess: last,
+	}
+	if !has.prepared {
+		work, err := m.cgroup.WorkDir(b.id)
+		if err != nil {
+			return err
+		}
+		defer work.Close()
+		c.Work, c.Seccomp = work, m.cfg.Seccomp
+	}
+	return b.guest.Configure(ctx, c)
 }
 
 // complete fills the defaults in and checks the spec against the host.

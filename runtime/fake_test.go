@@ -254,6 +254,14 @@ func (f fakeRoots) Discard(id sandbox.ID, _ int) error {
 	return f.step("rootfs.discard", func() { delete(f.uppers, id) })
 }
 
+func (f fakeRoots) SetAside(id sandbox.ID, slot int) (func(), error) {
+	return func() {}, f.Discard(id, slot)
+}
+
+func (f fakeRoots) Furnish(sandbox.ID, sandbox.Image, rootfs.Identity, rootfs.Identity) (bool, error) {
+	return true, f.step("rootfs.furnish", nil)
+}
+
 func (f fakeRoots) Uppers() ([]sandbox.ID, error)                    { return f.keys(f.uppers), nil }
 func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
 
@@ -311,6 +319,12 @@ func (p fakePID1) Ping(ctx context.Context) (guest.Info, error) {
 	}
 	return guest.Info{}, nil
 }
+
+func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {
+	return p.k.step("guest.prepare", nil)
+}
+
+func (p fakePID1) CloseIdle() {}
 
 func (p fakePID1) Configure(_ context.Context, c guest.Config) error {
 	return p.k.step("guest.configure", func() { p.k.configured[p.id()] = c })

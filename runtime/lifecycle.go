@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -232,17 +233,26 @@ func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox
 // newRoot replaces the files of a sandbox by those of its image, and with
 // them every process.
 func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
-	shell := b.present()
 	b.mu.Lock()
 	b.rootSince, b.main = time.Now().UTC(), nil
 	b.mu.Unlock()
-	if err := m.roots.Discard(b.id, sb.Slot); err != nil {
+	release, err := m.roots.SetAside(b.id, sb.Slot)
+	if err != nil {
 		return err
 	}
+	defer release()
 	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
 		return err
 	}
-	return m.configure(ctx, b, sb, image, shell, m.uidBase(sb.Slot))
+	want, err := m.identity(sb)
+	if err != nil {
+		return err
+	}
+	furnished, err := m.roots.Furnish(b.id, image, rootfs.Identity{}, want)
+	if err != nil {
+		return err
+	}
+	return m.configure(ctx, b, sb, image, given{files: furnished, prepared: true})
 }
 
 // startFailed is what a start that came to nothing leaves in the row: the

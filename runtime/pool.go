@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -62,7 +64,8 @@ type pool struct {
 type pooled struct {
 	b      *box
 	slot   int
-	limits sandbox.Limits // those it has
+	limits sandbox.Limits  // those it has
+	wrote  rootfs.Identity // what its files say already
 	born   time.Time
 }
 
@@ -256,9 +259,24 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 	if err := m.roots.CreateUpper(s.b.id, s.slot, s.limits); err != nil {
 		return err
 	}
-	return m.net.Attach(ctx, netns.Attachment{
-		ID: s.b.id, Slot: s.slot, NetNS: shell.NetNS, Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkOff},
-	})
+	off := sandbox.NetworkPolicy{Mode: sandbox.NetworkOff}
+	guess, err := m.identity(sandbox.Sandbox{Slot: s.slot, Spec: sandbox.Spec{Hostname: string(s.b.id), Network: off}})
+	if err != nil {
+		return err
+	}
+	if _, err := m.roots.Furnish(s.b.id, sandbox.Image{}, rootfs.Identity{}, guess); err != nil {
+		return err
+	}
+	s.wrote = guess
+	if err := m.net.Attach(ctx, netns.Attachment{ID: s.b.id, Slot: s.slot, NetNS: shell.NetNS, Policy: off}); err != nil {
+		return err
+	}
+	work, err := m.cgroup.WorkDir(s.b.id)
+	if err != nil {
+		return err
+	}
+	defer work.Close()
+	return s.b.guest.Prepare(ctx, guest.PrepareConfig{Seccomp: m.cfg.Seccomp, Work: work})
 }
 
 // scrap removes a shell without a row, again and again until nothing is left,

@@ -53,7 +53,9 @@ type Roots interface {
 	Mount(ctx context.Context, m rootfs.MountSpec) (*rootfs.Root, error)
 	Usage(id sandbox.ID, slot int) (bytes, inodes uint64, known bool, err error)
 	Clean(id sandbox.ID) error
+	Furnish(id sandbox.ID, image sandbox.Image, had, want rootfs.Identity) (bool, error)
 	Discard(id sandbox.ID, slot int) error
+	SetAside(id sandbox.ID, slot int) (release func(), err error)
 	Uppers() ([]sandbox.ID, error)
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 }
@@ -72,7 +74,9 @@ type Shells interface {
 type PID1 interface {
 	sandbox.Files
 	Ping(ctx context.Context) (guest.Info, error)
+	Prepare(ctx context.Context, c guest.PrepareConfig) error
 	Configure(ctx context.Context, c guest.Config) error
+	CloseIdle()
 	Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Process, error)
 	Exec(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
 	Attach(ctx context.Context, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)

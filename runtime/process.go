@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -52,12 +51,11 @@ func (m *Manager) Run(ctx context.Context, req sandbox.CreateRequest, spec sandb
 	}
 	// Nobody else knows the new sandbox: it is for us to see it through.
 	work := context.WithoutCancel(ctx)
-	began := time.Now().Truncate(time.Millisecond)
-	sb, err := m.Create(work, req)
+	sb, existed, err := m.createOnce(work, req)
 	switch {
 	case err != nil:
 		return sb, nil, err
-	case req.IdempotencyKey != "" && sb.CreatedAt.Before(began):
+	case existed:
 		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again; 'sandbox exec' runs more in it", sb.ID)
 	}
 	var p sandbox.ProcessIO

@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
@@ -20,32 +21,66 @@ func OnThread(fn func() error) error {
 	return <-done
 }
 
-// SetThreadFSIDs sets the ids by which the calling thread touches files and
-// raises its effective capabilities again, which the change of a root fsuid
-// takes away, all but those named. See setfsuid(2), capset(2).
-func SetThreadFSIDs(uid, gid uint32, without ...uint) error {
+// WithFSIDs runs fn on the calling thread with other ids for touching files
+// and every permitted capability but those named in force (the change of a
+// root fsuid takes them away, see setfsuid(2)), and then puts back what was.
+// Where that fails the goroutine keeps its thread to the end of both, so that
+// nobody else ever runs under those ids. fn must not begin what outlives it.
+func WithFSIDs(uid, gid uint32, fn func() error, without ...uint) error {
+	runtime.LockOSThread()
+	before, err := capabilities()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	inForce := before
+	for i := range inForce {
+		inForce[i].Effective = inForce[i].Permitted
+	}
+	for _, c := range without {
+		inForce[c/32].Effective &^= 1 << (c % 32)
+	}
+	oldGID, _ := unix.SetfsgidRetGid(-1) // an id that cannot be set only asks
+	oldUID, _ := unix.SetfsuidRetUid(-1)
+	if err = setFSIDs(uid, gid, inForce); err == nil {
+		err = fn()
+	}
+	if back := setFSIDs(uint32(oldUID), uint32(oldGID), before); back != nil {
+		return errors.Join(err, fmt.Errorf("taking back the ids of the thread: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+type capabilitySets [2]unix.CapUserData
+
+func capabilities() (capabilitySets, error) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets capabilitySets
+	if err := unix.Capget(&hdr, &sets[0]); err != nil {
+		return sets, fmt.Errorf("capget: %w", err)
+	}
+	return sets, nil
+}
+
+// setFSIDs sets the ids and, as those may change them, the capabilities of
+// the calling thread.
+func setFSIDs(uid, gid uint32, sets capabilitySets) error {
 	if err := unix.Setfsgid(int(gid)); err != nil {
 		return fmt.Errorf("setfsgid %d: %w", gid, err)
 	}
 	if err := unix.Setfsuid(int(uid)); err != nil {
 		return fmt.Errorf("setfsuid %d: %w", uid, err)
 	}
-	// Neither call reports failure: ask again with an id that cannot be set.
+	// Neither call reports failure.
 	if got, _ := unix.SetfsuidRetUid(-1); uint32(got) != uid {
 		return fmt.Errorf("setfsuid %d: still %d: %w", uid, got, unix.EPERM)
 	}
+	if got, _ := unix.SetfsgidRetGid(-1); uint32(got) != gid {
+		return fmt.Errorf("setfsgid %d: still %d: %w", gid, got, unix.EPERM)
+	}
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return fmt.Errorf("capget: %w", err)
-	}
-	for i := range data {
-		data[i].Effective = data[i].Permitted
-	}
-	for _, c := range without {
-		data[c/32].Effective &^= 1 << (c % 32)
-	}
-	if err := unix.Capset(&hdr, &data[0]); err != nil {
+	if err := unix.Capset(&hdr, &sets[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
 	}
 	return nil
