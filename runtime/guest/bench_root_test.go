@@ -247,13 +247,54 @@ func BenchmarkClaim(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleMemory reports what one PID 1 with a root costs, several at once.
+// BenchmarkIdleMemory reports what one idle PID 1 costs, several at once: what
+// is its own, its share with the others, page tables, threads.
 func BenchmarkIdleMemory(b *testing.B) {
+	use := func(times int) func() *box {
+		return func() *box {
+			x, _ := newRooted(b)
+			for range times {
+				x.sh("true")
+			}
+			return x
+		}
+	}
+	for _, state := range []struct {
+		name string
+		make func() *box
+	}{
+		{"new", func() *box { return newBox(b) }},
+		{"prepared", func() *box {
+			x := newBox(b)
+			cfg := x.config()
+			if err := x.Prepare(ctx(b), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+				b.Fatal(err)
+			}
+			return x
+		}},
+		{"configured", use(0)},
+		{"used once", use(1)},
+		{"used 50 times", use(50)},
+		{"used 500 times", use(500)},
+		{"followed", func() *box {
+			x := use(1)()
+			ev, err := x.Events(b.Context(), 0)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = ev.Close() })
+			return x
+		}},
+	} {
+		b.Run(state.name, func(b *testing.B) { idleMemory(b, state.make) })
+	}
+}
+
+func idleMemory(b *testing.B, newBox func() *box) {
+	const several = 6
 	var boxes []*box
-	for range 8 {
-		x, _ := newRooted(b)
-		x.sh("true")
-		boxes = append(boxes, x)
+	for range several {
+		boxes = append(boxes, newBox())
 	}
 	for b.Loop() {
 		if _, err := boxes[0].Ping(ctx(b)); err != nil {
@@ -261,15 +302,18 @@ func BenchmarkIdleMemory(b *testing.B) {
 		}
 	}
 	b.StopTimer()
-	// Memory is given back a second after the last operation.
-	<-time.After(2 * time.Second)
-	var pss, pte float64
-	for _, x := range boxes {
-		pss += field(b, x.cmd.Process.Pid, "smaps_rollup", "Pss:")
-		pte += field(b, x.cmd.Process.Pid, "status", "VmPTE:")
+	// Memory is given back a second after the last operation, connections later.
+	<-time.After(5 * time.Second)
+	for _, m := range []struct{ file, field, name string }{
+		{"smaps_rollup", "Pss:", "kB-pss"}, {"smaps_rollup", "Anonymous:", "kB-own"},
+		{"status", "VmPTE:", "kB-pte"}, {"status", "Threads:", "threads"},
+	} {
+		sum := 0.0
+		for _, x := range boxes[1:] {
+			sum += field(b, x.cmd.Process.Pid, m.file, m.field)
+		}
+		b.ReportMetric(sum/(several-1), m.name)
 	}
-	b.ReportMetric(pss/8, "kB-pss/init")
-	b.ReportMetric(pte/8, "kB-pte/init")
 }
 
 func field(b *testing.B, pid int, file, name string) float64 {
