@@ -129,35 +129,46 @@ func (m *Manager) params(p intention, sb sandbox.Sandbox) state.CreateParams {
 var errUnfit = errors.New("shell unfit")
 
 // claim makes a pooled shell a sandbox. Its row is written last, running, in
-// the one commit of this path: what a crash leaves before that is a shell
-// without a row, which the next start sweeps away.
+// the one commit of this path, while PID 1 takes its root: what a crash leaves
+// before that is a shell without a row, which the next start sweeps away, and
+// between the two a PID 1 that says it has no configuration.
 func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbox.Sandbox, existed bool, err error) {
 	b := s.b
 	b.op <- struct{}{} // nobody knows the box yet
 	defer b.unlock()
 	sb := p.named(b.id)
 	sb.Slot = s.slot
-	ch, err := m.dress(ctx, b, sb, p.image, s)
+	o, ch, err := m.dress(ctx, b, sb, p.image, s)
 	if err != nil {
 		m.spawn(func() { m.scrap(s) })
 		return sb, false, fmt.Errorf("%w: %w", errUnfit, err)
 	}
+	configured := make(chan error, 1)
+	m.spawn(func() {
+		defer o.Close()
+		configured <- b.guest.Configure(ctx, o.config)
+	})
 	params := m.params(p, sb)
 	params.Slot, params.Status, params.Change = &s.slot, sandbox.StatusRunning, ch
 	// The box stands before the row, so that nobody finds a row without one.
 	m.keepBox(b)
 	row, existed, err = m.state.CreateSandbox(ctx, params)
-	if err != nil || existed {
-		m.dropBox(b.id)
-		m.spawn(func() { m.scrap(s) })
-		if err == nil {
-			row, err = m.settled(ctx, row)
-		}
-		return row, existed, err
+	unconfigured := <-configured
+	switch {
+	case err == nil && !existed && unconfigured == nil:
+		b.setStatus(row.Status)
+		m.watch(b, row, b.present(), 0)
+		return row, false, nil
+	case err == nil && !existed:
+		m.failed(ctx, b, unconfigured)
+		return row, false, unconfigured
 	}
-	b.setStatus(row.Status)
-	m.watch(b, row, b.present(), 0)
-	return row, false, nil
+	m.dropBox(b.id)
+	m.spawn(func() { m.scrap(s) })
+	if err == nil {
+		row, err = m.settled(ctx, row)
+	}
+	return row, existed, err
 }
 
 // settled waits for a creation another request began and returns its outcome.
@@ -193,13 +204,18 @@ func (m *Manager) intend(ctx context.Context, p intention) (*box, sandbox.Sandbo
 func (m *Manager) build(ctx context.Context, b *box, sb sandbox.Sandbox, p intention) (sandbox.Sandbox, error) {
 	row, err := m.bringUp(ctx, b, sb, p.image, sb.Owner)
 	if err != nil {
-		m.log.Error("create sandbox", "sandbox", b.id, "err", err)
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
-		defer cancel()
-		_ = m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})
+		m.failed(ctx, b, err)
 		return sb, err
 	}
 	return row, nil
+}
+
+// failed ends a sandbox that has a row and came to nothing.
+func (m *Manager) failed(ctx context.Context, b *box, err error) {
+	m.log.Error("create sandbox", "sandbox", b.id, "err", err)
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+	defer cancel()
+	_ = m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})
 }
 
 // bringUp gives a sandbox in status creating its kernel objects and moves it
@@ -209,8 +225,12 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	if err != nil {
 		return sb, err
 	}
-	ch, err := m.dress(ctx, b, sb, image, nil)
+	o, ch, err := m.dress(ctx, b, sb, image, nil)
 	if err != nil {
+		return sb, err
+	}
+	defer o.Close()
+	if err := b.guest.Configure(ctx, o.config); err != nil {
 		return sb, err
 	}
 	ch.Actor = actor
@@ -241,22 +261,22 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 	return shell, m.cgroup.Settle(ctx, b.id, shell.PID, uidBase)
 }
 
-// dress gives a sandbox's shell its limits, files and network, and PID 1 its
-// root. It returns what the row of the running sandbox must say. ready tells
-// what a pooled shell has already; nil of any other.
-func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, ready *pooled) (state.Change, error) {
+// dress gives a sandbox's shell its limits, files and network. It returns what
+// PID 1 must be told and what the row of the running sandbox must say. ready
+// tells what a pooled shell has already; nil of any other.
+func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, ready *pooled) (*outfit, state.Change, error) {
 	shell, uidBase := b.present(), m.uidBase(sb.Slot)
 	if ready == nil || ready.limits != sb.Spec.Limits {
 		if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
-			return state.Change{}, err
+			return nil, state.Change{}, err
 		}
 		if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
-			return state.Change{}, err
+			return nil, state.Change{}, err
 		}
 	}
 	if ready == nil || sb.Spec.Network.Mode != sandbox.NetworkOff {
 		if err := m.net.Attach(ctx, m.attachment(sb, shell)); err != nil {
-			return state.Change{}, err
+			return nil, state.Change{}, err
 		}
 	}
 	furnished := false
@@ -267,18 +287,15 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 		}
 		want, err := m.identity(sb)
 		if err != nil {
-			return state.Change{}, err
+			return nil, state.Change{}, err
 		}
 		if furnished, err = m.roots.Furnish(b.id, image, had, want); err != nil {
-			return state.Change{}, err
+			return nil, state.Change{}, err
 		}
-	}
-	if err := m.configure(ctx, b, sb, image, given{files: furnished, prepared: ready != nil}); err != nil {
-		return state.Change{}, err
 	}
 	addr, err := m.net.Address(sb.Slot)
 	if err != nil {
-		return state.Change{}, err
+		return nil, state.Change{}, err
 	}
 	ch := state.Change{
 		InitPID: &shell.PID, InitStart: &shell.StartTime, BootID: &m.cfg.BootID, Address: &addr, UIDBase: &uidBase,
@@ -292,7 +309,8 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 			ch.Deadline = &deadline
 		}
 	}
-	return ch, nil
+	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: ready != nil})
+	return o, ch, err
 }
 
 // identity is what the files of a sandbox say about it.
@@ -312,45 +330,57 @@ type given struct {
 	prepared bool // PID 1 has its filter and cgroup
 }
 
-// configure gives PID 1 its root and everything it must know.
-func (m *Manager) configure(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, has given) error {
-	root, err := m.roots.Mount(ctx, rootfs.MountSpec{
-		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),
-	})
-	if err != nil {
-		return err
+// outfit is a mounted root and everything else PID 1 must be told.
+type outfit struct {
+	config guest.Config
+	root   *rootfs.Root
+}
+
+// Close lets go of the descriptors; what PID 1 took it keeps.
+func (o *outfit) Close() {
+	_ = o.root.Close() // descriptors of mounts: nothing to lose
+	if o.config.Work != nil {
+		_ = o.config.Work.Close()
 	}
-	defer root.Close()
-	mount := &guest.RootMount{Root: root.Mount}
-	for _, e := range root.Extra {
-		mount.Extra = append(mount.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
-	}
+}
+
+// outfit mounts the root of a sandbox.
+func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, has given) (*outfit, error) {
 	identity, err := m.identity(sb)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var last int64
 	if sb.StartedAt != nil { // numbers go on after those of earlier shells
 		if last, err = m.state.LastProcess(ctx, b.id); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	c := guest.Config{
+	o := &outfit{config: guest.Config{
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
 		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles,
-		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files,
-		Root: mount, LastProcess: last,
+		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files, LastProcess: last,
+	}}
+	o.root, err = m.roots.Mount(ctx, rootfs.MountSpec{
+		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),
+	})
+	if err != nil {
+		return nil, err
 	}
-	if !has.prepared {
-		work, err := m.cgroup.WorkDir(b.id)
-		if err != nil {
-			return err
-		}
-		defer work.Close()
-		c.Work, c.Seccomp = work, m.cfg.Seccomp
+	o.config.Root = &guest.RootMount{Root: o.root.Mount}
+	for _, e := range o.root.Extra {
+		o.config.Root.Extra = append(o.config.Root.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
 	}
-	return b.guest.Configure(ctx, c)
+	if has.prepared {
+		return o, nil
+	}
+	o.config.Seccomp = m.cfg.Seccomp
+	if o.config.Work, err = m.cgroup.WorkDir(b.id); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
 }
 
 // complete fills the defaults in and checks the spec against the host.

@@ -317,7 +317,7 @@ func (p fakePID1) Ping(ctx context.Context) (guest.Info, error) {
 	if err := p.k.step("guest.version", nil); err != nil {
 		return guest.Info{}, sandbox.Errorf(sandbox.ErrUnsupported, "protocol_version", "another version: %w", err)
 	}
-	return guest.Info{}, nil
+	return guest.Info{Configured: p.k.step("guest.configured", nil) == nil}, nil
 }
 
 func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {

@@ -13,6 +13,9 @@ const (
 	// reconnect is how long the daemon waits before it asks a PID 1 again
 	// that broke the event stream off.
 	reconnect = 200 * time.Millisecond
+	// followDelay leaves the processors to a new sandbox's first command. PID
+	// 1 keeps what happens until then.
+	followDelay = 10 * time.Millisecond
 	// Events a second taken from one PID 1, and ends of processes written to
 	// the log of all. No honest one comes near the first; a burst of short
 	// commands may pass the second, and is then told as a number.
@@ -40,6 +43,7 @@ type follower struct {
 // run follows until ctx ends. A stream that breaks is opened again where it
 // stopped.
 func (f *follower) run(ctx context.Context) {
+	pause(ctx, followDelay)
 	for ctx.Err() == nil {
 		stream, err := f.b.guest.Events(ctx, f.seq)
 		if err == nil {

@@ -252,7 +252,12 @@ func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	if err != nil {
 		return err
 	}
-	return m.configure(ctx, b, sb, image, given{files: furnished, prepared: true})
+	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: true})
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	return b.guest.Configure(ctx, o.config)
 }
 
 // startFailed is what a start that came to nothing leaves in the row: the

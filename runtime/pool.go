@@ -36,8 +36,11 @@ const (
 	// poolRest is how long an attempt to build is not repeated after one
 	// failed or the memory was short.
 	poolRest = 10 * time.Second
-	// politeness is how long a refill waits at most for creations under way.
-	politeness = 50 * time.Millisecond
+	// While the pool is at least half full a refill waits for quiet: no
+	// creation under way, and the last claim this long ago, so that its first
+	// command has the processors. It waits no longer than politeness.
+	quiet      = 10 * time.Millisecond
+	politeness = 100 * time.Millisecond
 	// poolSpare is how many slots stay out of the pool's hands.
 	poolSpare = 16
 )
@@ -52,12 +55,13 @@ type pool struct {
 
 	wake chan struct{}
 
-	mu     sync.Mutex
-	ready  []*pooled // guarded by mu, oldest first
-	target int       // guarded by mu
-	missed time.Time // guarded by mu; the last miss, or step down after it
-	closed bool      // guarded by mu; nothing is added any more
-	stats  sandbox.PoolStats
+	mu      sync.Mutex
+	ready   []*pooled // guarded by mu, oldest first
+	target  int       // guarded by mu
+	missed  time.Time // guarded by mu; the last miss, or step down after it
+	claimed time.Time // guarded by mu; the last time somebody asked
+	closed  bool      // guarded by mu; nothing is added any more
+	stats   sandbox.PoolStats
 }
 
 // pooled is one shell nobody has asked for yet.
@@ -84,6 +88,7 @@ func (p *pool) take() *pooled {
 	defer p.nudge()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.claimed = time.Now()
 	for len(p.ready) > 0 {
 		s := p.ready[0]
 		p.ready = p.ready[1:]
@@ -205,10 +210,11 @@ func (p *pool) close() {
 
 // add builds one shell and rests as long as the share of the processor asks.
 func (p *pool) add(ctx context.Context) error {
-	for began := time.Now(); p.m.creating.Load() > 0 && time.Since(began) < politeness; {
-		pause(ctx, time.Millisecond) // the requests under way first
-	}
 	began := time.Now()
+	for p.shouldWait(began) && ctx.Err() == nil {
+		pause(ctx, time.Millisecond)
+	}
+	began = time.Now()
 	s, err := p.m.buildPooled(ctx)
 	took := time.Since(began)
 	if err != nil {
@@ -227,6 +233,18 @@ func (p *pool) add(ctx context.Context) error {
 	}
 	pause(ctx, time.Duration(float64(took)*(1/p.cfg.CPUShare-1)))
 	return nil
+}
+
+// shouldWait tells whether a refill that would begin at began should leave the
+// processors to others now.
+func (p *pool) shouldWait(began time.Time) bool {
+	now := time.Now()
+	if now.Sub(began) > politeness {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return 2*len(p.ready) >= p.target && (p.m.creating.Load() > 0 || now.Sub(p.claimed) < quiet)
 }
 
 // buildPooled makes a shell that a sandbox with default limits can have as it

@@ -66,13 +66,11 @@ func TestCreateTakesAReadyShell(t *testing.T) {
 
 func TestMissesRaiseTheTarget(t *testing.T) {
 	k := newKernel(t)
-	h := openPool(t, k, t.TempDir(), manySlots, PoolConfig{Size: 1, CPUShare: 1})
+	h := openPool(t, k, t.TempDir(), manySlots, PoolConfig{Size: 1, CPUShare: 0.01}) // slow to refill
 	h.pooled(t, 1)
-	h.pool.m.creating.Add(1) // holds the refill back
 	for i := range 3 {
 		create(t, h, sandbox.Spec{Name: fmt.Sprint("s", i)})
 	}
-	h.pool.m.creating.Add(-1)
 	if st := h.Pool(); st.Hits+st.Misses != 3 || st.Misses == 0 || st.Target <= 1 {
 		t.Errorf("after three at once from a pool of one: %+v", st)
 	}
@@ -175,6 +173,20 @@ func TestCrashLeavesNoPooledShell(t *testing.T) {
 	}
 	if held := n + 1 + h.Pool().Ready; held != manySlots {
 		t.Errorf("%d slots are used or ready, want all %d", held, manySlots)
+	}
+	h.agree(t)
+}
+
+// TestCrashBeforePID1HadItsRoot: the row is written while PID 1 takes it.
+func TestCrashBeforePID1HadItsRoot(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openFull(t, k, dir, 1)
+	sb := create(t, h, sandbox.Spec{})
+	k.setFail("guest.configured", true)
+	h.crash()
+	h = openFull(t, k, dir, 1)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusFailed || got.Reason != sandbox.ReasonCreateFailed {
+		t.Errorf("it is %s (%s), want failed (create_failed)", got.Status, got.Reason)
 	}
 	h.agree(t)
 }

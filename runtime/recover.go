@@ -113,12 +113,17 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, en
 	switch {
 	case err == nil:
 		return fateAdopt, ending{}
+	case errors.Is(err, errUnfinished):
+		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
 	case errors.Is(err, sandbox.ErrUnsupported): // a PID 1 this build cannot talk to
 		m.log.Warn("stopping a sandbox: start it to give it this daemon's init", "sandbox", b.id, "err", err)
 		return fateHalt, ending{}
 	}
 	return end(sandbox.ReasonCrashed, "PID 1 was gone when the daemon came back: "+explain(err))
 }
+
+// errUnfinished tells of a PID 1 that never got its root.
+var errUnfinished = errors.New("PID 1 has no configuration")
 
 // adopt opens the shell a row names. A PID 1 that lives but does not answer
 // in time is adopted too: it may only be slow, and what it holds is not ours
@@ -133,7 +138,10 @@ func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 	b.mu.Unlock()
 	ping, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
-	_, err = b.guest.Ping(ping)
+	info, err := b.guest.Ping(ping)
+	if err == nil && !info.Configured {
+		return errUnfinished
+	}
 	if errors.Is(err, sandbox.ErrDeadline) && ctx.Err() == nil {
 		m.log.Warn("PID 1 lives but does not answer: 'sandbox stop' ends it", "sandbox", b.id, "err", err)
 		err = nil
