@@ -154,9 +154,24 @@ func (d *daemon) removeOthers(t testing.TB, name string) {
 }
 
 // agree compares what the API says lives with the kernel's cgroups, links
-// and processes and the volume's directories.
+// and processes and the volume's directories, once what goes on in the
+// background has had its time. Beyond the sandboxes there may be exactly as
+// many shells as the pool says it has ready, each of them whole.
 func (d *daemon) agree(t testing.TB) {
 	t.Helper()
+	var wrong []string
+	testenv.Within(15*time.Second, func() bool {
+		wrong = d.differences(t)
+		return len(wrong) == 0
+	})
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+func (d *daemon) differences(t testing.TB) (wrong []string) {
+	t.Helper()
+	tell := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	var running, kept []string
 	for sb, err := range d.All(t.Context(), sandbox.Filter{}) {
 		if err != nil {
@@ -167,29 +182,46 @@ func (d *daemon) agree(t testing.TB) {
 			running = append(running, string(sb.ID))
 			kept = append(kept, string(sb.ID))
 			if _, err := os.Stat(fmt.Sprintf("/proc/%d", sb.InitPID)); err != nil {
-				t.Errorf("%s is %s but its PID 1 is gone: %v", sb.ID, sb.Status, err)
+				tell("%s is %s but its PID 1 is gone: %v", sb.ID, sb.Status, err)
 			}
 		case sandbox.StatusStopped:
 			kept = append(kept, string(sb.ID))
 		default:
-			t.Errorf("%s is left %s (%s)", sb.ID, sb.Status, sb.Detail)
+			tell("%s is left %s (%s)", sb.ID, sb.Status, sb.Detail)
 		}
 	}
-	slices.Sort(running)
-	slices.Sort(kept)
-	compare := func(what string, have, want []string) {
-		t.Helper()
-		slices.Sort(have)
-		if !slices.Equal(have, want) {
-			t.Errorf("%s: the kernel has %v, the database %v", what, have, want)
-		}
+	pool, err := d.Pool(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	compare("cgroups", names(t, cgroupRoot()+d.parent), running)
 	// Where the volume is an image it is mounted in the daemon's namespace only.
 	seen := fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid)
-	compare("uppers", names(t, filepath.Join(seen, d.dir, "state/volume/sandboxes")), kept)
-	compare("shell states", names(t, filepath.Join(d.dir, "run/shells")), running)
-	compare("sockets", names(t, filepath.Join(d.dir, "run/init")), running)
+	var ready []string // as the first of the places has it
+	for i, place := range []struct {
+		what, dir string
+		want      []string
+	}{
+		{"cgroups", cgroupRoot() + d.parent, running},
+		{"uppers", filepath.Join(seen, d.dir, "state/volume/sandboxes"), kept},
+		{"shell states", filepath.Join(d.dir, "run/shells"), running},
+		{"sockets", filepath.Join(d.dir, "run/init"), running},
+	} {
+		have := names(t, place.dir)
+		for _, id := range place.want {
+			if !slices.Contains(have, id) {
+				tell("%s: the kernel has %v, the database also %s", place.what, have, id)
+			}
+		}
+		spare := slices.DeleteFunc(have, func(id string) bool { return slices.Contains(place.want, id) })
+		slices.Sort(spare)
+		if i == 0 {
+			ready = spare
+		}
+		if len(spare) != pool.Ready || !slices.Equal(spare, ready) {
+			tell("%s: the kernel has %v beyond the database, the pool %d, the first place %v", place.what, spare, pool.Ready, ready)
+		}
+	}
+	return wrong
 }
 
 // names lists the sandboxes a directory has entries of.
@@ -212,7 +244,7 @@ func names(t testing.TB, dir string) []string {
 // TestNothingLeaksOverCycles runs many whole lives and counts what the
 // daemon and the kernel hold before and after.
 func TestNothingLeaksOverCycles(t *testing.T) {
-	d := install(t, "")
+	d := install(t, "pool:\n  size: 2\n")
 	cycle := func(n int) {
 		var wg sync.WaitGroup
 		for range 4 {
@@ -234,15 +266,31 @@ func TestNothingLeaksOverCycles(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	cycle(40) // pools, caches and statements reach their working size
+	cycle(40) // caches and statements reach their working size
+	d.calm(t)
 	before := d.count(t)
 	cycle(soak(120, 1000))
+	d.calm(t)
 	var after counts
 	testenv.Eventually(t, 60*time.Second, "what ended goes", func() bool {
 		after = d.count(t)
 		return after.within(before, 5)
 	})
 	t.Logf("before %+v, after %+v", before, after)
+}
+
+// calm waits until the pool is as it is in quiet times.
+func (d *daemon) calm(t testing.TB) {
+	t.Helper()
+	var p sandbox.PoolStats
+	testenv.Eventually(t, 2*time.Minute, "the pool comes to rest", func() bool {
+		var err error
+		if p, err = d.Pool(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return p.Ready == p.Size && p.Target == p.Size
+	})
+	t.Logf("pool: %+v", p)
 }
 
 // counts is what must not grow.

@@ -30,7 +30,7 @@ const (
 	// poolGrowth bounds what demand makes of the size.
 	poolGrowth = 4
 	// poolCalm is how long without a miss brings the target one step down.
-	poolCalm = time.Minute
+	poolCalm = 5 * time.Second
 	// poolTick is how often the pool looks at the machine's memory.
 	poolTick = 2 * time.Second
 	// poolRest is how long an attempt to build is not repeated after one

@@ -146,11 +146,20 @@ func Cycles(t testing.TB, few, soak int) int {
 // condition costs no more for it.
 func Eventually(t testing.TB, limit time.Duration, what string, cond func() bool) {
 	t.Helper()
+	if !Within(limit, cond) {
+		t.Fatalf("not within %v: %s", limit, what)
+	}
+}
+
+// Within is Eventually for a caller who tells of the failure: it reports
+// whether cond came true.
+func Within(limit time.Duration, cond func() bool) bool {
 	deadline := time.Now().Add(limit)
 	for pause := time.Millisecond; !cond(); pause = min(2*pause, 50*time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
+			return false
 		}
 		time.Sleep(pause)
 	}
+	return true
 }
