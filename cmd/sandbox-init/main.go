@@ -30,7 +30,7 @@ func main() {
 		fmt.Println("sandbox-init", version)
 		return
 	}
-	runtime.GOMAXPROCS(2)
+	runtime.GOMAXPROCS(1) // until a process is started
 	// The collector first runs at 3 MiB: an idle sandbox never gets there.
 	debug.SetGCPercent(75)
 	if err := run(); err != nil {

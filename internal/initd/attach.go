@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +15,6 @@ import (
 // streamBuffer is how much output goes out with one write. While a reader
 // waits it holds none.
 const streamBuffer = 128 << 10
-
-var streamBuffers = sync.Pool{New: func() any { b := make([]byte, streamBuffer); return &b }}
 
 func (s *Server) attach(c *conn, a initproto.Attach) error {
 	p, err := s.procs.get(a.ID)
@@ -103,9 +100,11 @@ func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more, keep bool)
 	const head = initproto.HeaderSize + initproto.OutputHead
 	var b []byte
 	if more {
-		bp := streamBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
-		defer streamBuffers.Put(bp)
-		b = (*bp)[:0]
+		// Room for the heads of some pieces, too.
+		buffers := buffersFor(rd.pending() + 1<<10)
+		bp := buffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
+		defer buffers.Put(bp)
+		b = (*bp)[:0:min(len(*bp), streamBuffer)]
 	}
 	for more && cap(b)-len(b) > head+512 {
 		used := len(b)
@@ -145,6 +144,14 @@ func (p *process) appendExit(t *table, c *conn, b []byte, keep bool) ([]byte, er
 	}
 	c.expect()
 	return initproto.AppendFrame(b, initproto.FrameIdle, nil)
+}
+
+// pending tells how much there is to take now.
+func (rd *ringReader) pending() int {
+	r := rd.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int(min(r.end-rd.pos, r.size))
 }
 
 // ended tells that everything was taken and nothing will follow.

@@ -19,6 +19,10 @@ const (
 	minSegments    = 1024
 	bytesPerSeg    = 256
 	ringPageFactor = 4096
+	// smallOutput is kept on the heap: a mapping takes whole pages, and most
+	// commands say less. Less than minSegments, so that nothing of it is ever
+	// dropped to make room.
+	smallOutput = 1000
 )
 
 // ring keeps the newest output of one process, both streams in order of
@@ -33,7 +37,8 @@ const (
 type ring struct {
 	mu      sync.Mutex
 	changed sync.Cond // any change at all
-	mem     []byte    // nil before the first byte and after release
+	small   []byte    // the output, as long as it is small
+	mem     []byte    // then all of it; nil before and after release
 	size    int64
 	start   int64
 	end     int64
@@ -138,17 +143,24 @@ func (r *ring) waitForRoom() {
 // put stores p, which fits the ring, over the oldest bytes. Without memory
 // for a ring it is dropped and counted.
 func (r *ring) put(stream sandbox.Stream, p []byte) {
+	if r.mem == nil && r.end+int64(len(p)) <= smallOutput && r.end == int64(len(r.small)) {
+		r.small = append(r.small, p...)
+		r.note(stream, int64(len(p)))
+		return
+	}
 	if r.mem == nil {
 		mem, err := unix.Mmap(-1, 0, int(r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			r.end += int64(len(p))
 			r.dropped += int64(len(p))
-			r.start, r.segs = r.end, nil
+			r.start, r.segs, r.small = r.end, nil, nil
 			return
 		}
 		// Huge pages would make one line of output cost 2 MiB.
 		_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 		r.mem = mem
+		copy(r.mem, r.small)
+		r.small = nil
 	}
 	n := int64(len(p))
 	if over := r.end + n - r.start - r.size; over > 0 {
@@ -157,6 +169,11 @@ func (r *ring) put(stream sandbox.Stream, p []byte) {
 	at := r.end % r.size
 	c := copy(r.mem[at:], p)
 	copy(r.mem, p[c:])
+	r.note(stream, n)
+}
+
+// note enters n bytes of a stream that were stored.
+func (r *ring) note(stream sandbox.Stream, n int64) {
 	if len(r.segs) == 0 || r.segs[len(r.segs)-1].stream != stream {
 		r.segs = append(r.segs, segment{r.end, stream})
 	}
@@ -215,7 +232,7 @@ func (r *ring) release() {
 		_ = unix.Munmap(r.mem)
 		r.mem = nil
 	}
-	r.start, r.segs, r.sent = r.end, nil, nil
+	r.start, r.segs, r.sent, r.small = r.end, nil, nil, nil
 	r.changed.Broadcast()
 }
 
@@ -230,7 +247,7 @@ func (r *ring) kept() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mem == nil {
-		return 0
+		return int64(len(r.small))
 	}
 	return min(r.end, r.size)
 }
@@ -303,9 +320,13 @@ func (rd *ringReader) take(buf []byte) (piece, bool) {
 			to = r.segs[i+1].off
 		}
 		n := int(min(to-rd.pos, int64(len(buf))))
-		at := rd.pos % r.size
-		c := copy(buf[:n], r.mem[at:])
-		copy(buf[c:n], r.mem)
+		if r.mem == nil {
+			copy(buf[:n], r.small[rd.pos:])
+		} else {
+			at := rd.pos % r.size
+			c := copy(buf[:n], r.mem[at:])
+			copy(buf[c:n], r.mem)
+		}
 		p.n = n
 	}
 	r.markSent(span{rd.pos, rd.pos + int64(p.n)})

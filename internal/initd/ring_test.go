@@ -213,3 +213,42 @@ func BenchmarkRing(b *testing.B) {
 		rd.take(buf)
 	}
 }
+
+// TestRingGrowsOutOfTheHeap: output is the same before, across and after the
+// size up to which it is kept without a mapping.
+func TestRingGrowsOutOfTheHeap(t *testing.T) {
+	for _, step := range []int{1, 7, smallOutput - 1, smallOutput, smallOutput + 1, 5000} {
+		r := newRing(64 << 10)
+		var want []byte
+		early := r.attach(0, nil)
+		for len(want) < 6000 {
+			p := make([]byte, step)
+			for i := range p {
+				p[i] = byte(len(want) + i)
+			}
+			want = append(want, p...)
+			r.write(sandbox.Stdout, p)
+			if small := r.mem == nil; small != (len(want) <= smallOutput) {
+				t.Fatalf("%d bytes in steps of %d: on the heap %v", len(want), step, small)
+			}
+		}
+		late := r.attach(3, nil)
+		r.close()
+		if got, _, dropped := takeAll(early, 900); got != string(want) || dropped != 0 {
+			t.Errorf("in steps of %d: %d bytes differ from those written, %d dropped", step, len(got), dropped)
+		}
+		if got, _, _ := takeAll(late, 900); got != string(want[3:]) {
+			t.Errorf("in steps of %d, from the middle: %d bytes differ", step, len(got))
+		}
+		r.release()
+		if r.kept() != 0 {
+			t.Error("kept after release")
+		}
+	}
+	r := newRing(4096)
+	defer r.release()
+	r.write(sandbox.Stderr, []byte("x"))
+	if r.kept() != 1 || r.state().End != 1 {
+		t.Errorf("%d kept, %+v", r.kept(), r.state())
+	}
+}

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
-	"runtime/metrics"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,10 +26,11 @@ const (
 	ListenFD = 3
 	// tidyAfter is how long nothing must happen before memory is given back.
 	tidyAfter = time.Second
-	// tidyAbove is how much of the heap must be in use for that to pay: the
-	// first collection alone costs about 0.3 MiB of bookkeeping for good, so
-	// a sandbox that never did much never collects.
-	tidyAbove = 2 << 20
+	// tidyAbove is how many operations must have been done since the last time
+	// for that to pay. One allocates some 10 KiB, and the first collection
+	// costs about 0.3 MiB of bookkeeping for good, so a sandbox that never did
+	// much never collects.
+	tidyAbove = 64
 )
 
 // Server is PID 1's state.
@@ -37,7 +39,8 @@ type Server struct {
 	began time.Time
 	procs *table
 	users userCache
-	tidy  *time.Timer
+	idle  *time.Timer  // runs tidy
+	done  atomic.Int64 // operations since memory was last given back
 	slots chan struct{}
 
 	// root is held for reading by file work, however long that takes, for
@@ -70,22 +73,45 @@ func New(build string) *Server {
 		build: build, began: time.Now(), procs: newTable(),
 		slots: make(chan struct{}, maxConns), conns: make(map[*conn]bool),
 	}
-	s.tidy = time.AfterFunc(time.Hour, tidy)
-	s.tidy.Stop()
+	s.idle = time.AfterFunc(time.Hour, s.tidy)
+	s.idle.Stop()
+	s.procs.idle = func() { s.idle.Reset(tidyAfter) }
 	return s
 }
 
-// tidy gives memory back after a burst of work.
-func tidy() {
-	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-	metrics.Read(sample)
-	if sample[0].Value.Kind() == metrics.KindUint64 && sample[0].Value.Uint64() > tidyAbove {
-		debug.FreeOSMemory()
+// tidy gives back after a burst of work what an idle sandbox does not need:
+// memory, and the second processor if no process runs.
+func (s *Server) tidy() {
+	if s.done.Load() < tidyAbove {
+		return
+	}
+	s.done.Store(0)
+	s.procs.forking.Lock()
+	if live, _ := s.procs.summary(); live == 0 {
+		runtime.GOMAXPROCS(1)
+	}
+	s.procs.forking.Unlock()
+	debug.FreeOSMemory()
+}
+
+// worked notes that an operation is over.
+func (s *Server) worked() {
+	s.done.Add(1)
+	s.idle.Reset(tidyAfter)
+}
+
+// awake gives PID 1 a second processor: a fork holds one until the program is
+// loaded, which a frozen or starved child can put off for long. The caller
+// holds s.procs.forking for reading.
+func awake() {
+	if runtime.GOMAXPROCS(0) < 2 {
+		runtime.GOMAXPROCS(2)
 	}
 }
 
-// Serve takes connections from the listening socket fd and never returns
-// but with an error.
+// Serve takes connections from the listening socket fd, and reaps. It never
+// returns but with an error. The calling goroutine is the one that waits for
+// children: where it holds the main thread, that is put to use.
 func (s *Server) Serve(fd int) error {
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil {
@@ -96,7 +122,16 @@ func (s *Server) Serve(fd int) error {
 	if err != nil {
 		return fmt.Errorf("using the listening socket: %w", err)
 	}
-	go s.procs.reap()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- s.accept(raw)
+		s.procs.stop()
+	}()
+	s.procs.reap()
+	return <-failed
+}
+
+func (s *Server) accept(raw syscall.RawConn) error {
 	for {
 		s.slots <- struct{}{}
 		nfd := -1
@@ -111,7 +146,7 @@ func (s *Server) Serve(fd int) error {
 		if aerr != nil {
 			<-s.slots
 			if errors.Is(aerr, unix.EBADF) || errors.Is(aerr, unix.EINVAL) || errors.Is(aerr, unix.ENOTSOCK) {
-				return fmt.Errorf("accepting on descriptor %d: %w", fd, aerr)
+				return fmt.Errorf("accepting: %w", aerr)
 			}
 			if errors.Is(aerr, unix.EMFILE) || errors.Is(aerr, unix.ENFILE) || errors.Is(aerr, unix.ENOMEM) {
 				<-time.After(10 * time.Millisecond) // nothing to wait on: someone must close first
@@ -123,7 +158,7 @@ func (s *Server) Serve(fd int) error {
 }
 
 func (s *Server) serve(fd int) {
-	defer func() { <-s.slots; s.tidy.Reset(tidyAfter) }()
+	defer func() { <-s.slots; s.worked() }()
 	c, err := newConn(fd)
 	if err != nil {
 		return
@@ -136,7 +171,7 @@ func (s *Server) serve(fd int) {
 		c.close()
 	}()
 	for s.operation(c) {
-		s.tidy.Reset(tidyAfter)
+		s.worked()
 	}
 }
 

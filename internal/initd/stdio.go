@@ -19,6 +19,7 @@ const (
 	firstPipeSize = 64 << 10
 	pipeSize      = 1 << 20   // asked for; the kernel may give less
 	pumpBuffer    = 256 << 10 // one read's most
+	smallBuffer   = 4 << 10   // what a process that writes little gets by with
 )
 
 // stdio is the plumbing of one process: the child's ends, closed once it is
@@ -149,7 +150,18 @@ func (st *stdio) closeOurs() {
 	}
 }
 
-var pumpBuffers = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); return &b }}
+var (
+	pumpBuffers  = sync.Pool{New: func() any { b := make([]byte, pumpBuffer); return &b }}
+	smallBuffers = sync.Pool{New: func() any { b := make([]byte, smallBuffer); return &b }}
+)
+
+// buffersFor returns the pool of buffers for about n bytes at once.
+func buffersFor(n int) *sync.Pool {
+	if n < smallBuffer {
+		return &smallBuffers
+	}
+	return &pumpBuffers
+}
 
 // pump moves one stream into the ring until it ends, or until the grace
 // after the main process's end is over; then what the pipe holds is still
@@ -161,9 +173,8 @@ func (p *process) pump(t *table, f *os.File, stream sandbox.Stream) {
 	if err != nil {
 		return
 	}
-	for grown := p.tty != nil; ; {
-		n, err := p.pumpOnce(raw.Read, stream)
-		if err != nil {
+	for n, grown := 0, p.tty != nil; ; {
+		if n, err = p.pumpOnce(raw.Read, stream, buffersFor(n)); err != nil {
 			break
 		}
 		if n >= firstPipeSize && !grown {
@@ -185,15 +196,15 @@ func (p *process) pump(t *table, f *os.File, stream sandbox.Stream) {
 
 func (p *process) ended() bool { return p.exited.Load() }
 
-func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.Stream) (int, error) {
+func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.Stream, buffers *sync.Pool) (int, error) {
 	var n int
 	var rerr error
 	var buf *[]byte
 	err := read(func(fd uintptr) bool {
-		buf = pumpBuffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
+		buf = buffers.Get().(*[]byte) //nolint:errcheck // the pool holds nothing else
 		n, rerr = readFD(fd, *buf)
 		if errors.Is(rerr, unix.EAGAIN) {
-			pumpBuffers.Put(buf)
+			buffers.Put(buf)
 			buf = nil
 			return false
 		}
@@ -202,7 +213,7 @@ func (p *process) pumpOnce(read func(func(uintptr) bool) error, stream sandbox.S
 	if buf == nil {
 		return 0, err
 	}
-	defer pumpBuffers.Put(buf)
+	defer buffers.Put(buf)
 	switch {
 	case err != nil:
 		return 0, err

@@ -22,7 +22,7 @@ const (
 	// cgroup tree has room for (4096) it stays below what init is given.
 	maxLiveBytes = 192 << 20
 	smallRing    = 32 << 10
-	maxEvents    = 512
+	maxEvents    = 128 // each takes some 500 bytes
 )
 
 // table holds every process the daemon asked for, living or ended, and the
@@ -43,6 +43,8 @@ type table struct {
 	// whoever must be sure that no fork is under way. Taken before mu.
 	forking sync.RWMutex
 	forked  atomic.Bool // since all were last killed
+	idle    func()      // called when a process has ended
+	stopped bool        // nobody will start a process any more
 	// spare is an empty cgroup kept for the next process: making and removing
 	// one takes longer than all else PID 1 does for a short command.
 	spare    *procGroup
@@ -67,7 +69,9 @@ func (t *table) reap() {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ECHILD):
-			t.awaitChild()
+			if !t.awaitChild() {
+				return
+			}
 			continue
 		}
 		t.collect()
@@ -76,11 +80,21 @@ func (t *table) reap() {
 
 // awaitChild blocks until a workload is forked: with no child at all there is
 // nothing waitid could wait for, and only the forking thread makes children.
-func (t *table) awaitChild() {
+// It returns false once there will be none.
+func (t *table) awaitChild() bool {
 	t.mu.Lock()
-	for len(t.byPID) == 0 {
+	defer t.mu.Unlock()
+	for len(t.byPID) == 0 && !t.stopped {
 		t.changed.Wait()
 	}
+	return !t.stopped
+}
+
+// stop ends reap once no child is left.
+func (t *table) stop() {
+	t.mu.Lock()
+	t.stopped = true
+	t.changed.Broadcast()
 	t.mu.Unlock()
 }
 
@@ -127,6 +141,9 @@ func (t *table) collect() {
 	t.forking.Unlock()
 	for _, p := range ended {
 		p.afterExit(t)
+	}
+	if len(ended) > 0 && t.idle != nil {
+		t.idle()
 	}
 }
 

@@ -272,6 +272,19 @@ func BenchmarkIdleMemory(b *testing.B) {
 			}
 			return x
 		}},
+		{"prepared and configured", func() *box {
+			x := newBox(b)
+			cfg := x.config()
+			if err := x.Prepare(ctx(b), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
+				b.Fatal(err)
+			}
+			cfg.Seccomp, cfg.Work = nil, nil
+			cfg.Root, _ = x.newRoot()
+			if err := x.Configure(ctx(b), cfg); err != nil {
+				b.Fatal(err)
+			}
+			return x
+		}},
 		{"configured", use(0)},
 		{"used once", use(1)},
 		{"used 50 times", use(50)},
