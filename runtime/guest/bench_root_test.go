@@ -318,8 +318,10 @@ func idleMemory(b *testing.B, newBox func() *box) {
 	// Memory is given back a second after the last operation, connections later.
 	<-time.After(5 * time.Second)
 	for _, m := range []struct{ file, field, name string }{
-		{"smaps_rollup", "Pss:", "kB-pss"}, {"smaps_rollup", "Anonymous:", "kB-own"},
-		{"status", "VmPTE:", "kB-pte"}, {"status", "Threads:", "threads"},
+		{"smaps_rollup", "Pss:", "kB-pss"},
+		{"smaps_rollup", "Anonymous:", "kB-own"},
+		{"status", "VmPTE:", "kB-pte"},
+		{"status", "Threads:", "threads"},
 	} {
 		sum := 0.0
 		for _, x := range boxes[1:] {
