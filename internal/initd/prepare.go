@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,6 +41,9 @@ func Prepare() error {
 			return err
 		}
 	}
+	// Times are told in UTC. The zone of the root's /etc/localtime is nothing to
+	// PID 1, which must not open what a workload may have put there.
+	time.Local = time.UTC
 	unix.Umask(0o022)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making PID 1 untraceable: %w", err)

@@ -182,7 +182,7 @@ func (p *process) pump(t *table, f *os.File, stream sandbox.Stream) {
 			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
 		}
 	}
-	if !p.ended() {
+	if errors.Is(err, errEnd) || !p.ended() {
 		return
 	}
 	for left := pipeSize; left > 0; {

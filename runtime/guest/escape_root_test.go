@@ -4,8 +4,11 @@ package guest_test
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime/guest"
@@ -162,5 +165,22 @@ func TestManyConnectionsAreBounded(t *testing.T) {
 	}
 	if _, err := b.Start(ctx(t), sandbox.ProcessSpec{Argv: []string{strings.Repeat("x", 600<<10)}}); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
 		t.Errorf("huge argv: %v", err)
+	}
+}
+
+// TestInitOpensNoTimeZone: a FIFO nobody writes to would hold whoever opens it.
+func TestInitOpensNoTimeZone(t *testing.T) {
+	b := newBox(t)
+	cfg := b.config()
+	var dir string
+	cfg.Root, dir = b.newRoot()
+	if err := unix.Mkfifo(filepath.Join(dir, "etc/localtime"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Configure(ctx(t), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.sh("test -p /etc/localtime && echo there"); got != "there" {
+		t.Errorf("the FIFO: %q", got)
 	}
 }
