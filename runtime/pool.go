@@ -17,18 +17,21 @@ import (
 
 // PoolConfig says how many shells are kept ready, and at what price.
 type PoolConfig struct {
-	// Size is how many are kept in quiet times; misses make it more, up to
-	// poolGrowth times as many. 0: every sandbox gets a shell of its own
-	// making.
+	// Size is how many are kept in quiet times; misses make it more, see
+	// most. 0: every sandbox gets a shell of its own making.
 	Size int
 	// CPUShare is the part of one processor that refilling may take, above 0
 	// and at most 1.
 	CPUShare float64
 }
 
+// most is how many shells are kept at most.
+func (c PoolConfig) most() int { return min(c.Size*poolFactor, c.Size+poolGrowth) }
+
 const (
-	// poolGrowth bounds what demand makes of the size.
-	poolGrowth = 4
+	// poolGrowth bounds how many more demand makes of it, and poolFactor how
+	// many times as many.
+	poolGrowth, poolFactor = 32, 4
 	// poolCalm is how long without a miss brings the target one step down.
 	poolCalm = 5 * time.Second
 	// poolTick is how often the pool looks at the machine's memory.
@@ -101,7 +104,7 @@ func (p *pool) take() *pooled {
 	}
 	p.stats.Misses++
 	p.missed = time.Now()
-	p.target = min(max(p.target+p.target/2, p.target+1), p.cfg.Size*poolGrowth)
+	p.target = min(max(p.target+p.target/2, p.target+1), p.cfg.most())
 	return nil
 }
 
