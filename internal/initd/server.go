@@ -27,10 +27,10 @@ const (
 	// tidyAfter is how long nothing must happen before memory is given back.
 	tidyAfter = time.Second
 	// tidyAbove is how many operations must have been done since the last time
-	// for that to pay. One allocates some 10 KiB, and the first collection
-	// costs about 0.3 MiB of bookkeeping for good, so a sandbox that never did
+	// for that to pay. One allocates some 6 KiB, and the first collection
+	// leaves about 0.5 MiB of bookkeeping for good, so a sandbox that never did
 	// much never collects.
-	tidyAbove = 64
+	tidyAbove = 128
 )
 
 // Server is PID 1's state.

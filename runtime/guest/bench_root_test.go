@@ -288,6 +288,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 		{"configured", use(0)},
 		{"used once", use(1)},
 		{"used 50 times", use(50)},
+		{"used 200 times", use(200)},
 		{"used 500 times", use(500)},
 		{"followed", func() *box {
 			x := use(1)()
