@@ -39,7 +39,7 @@ func (s *Server) configure(c *conn, a initproto.Configure) error {
 	if _, ok := profiles[a.Capabilities]; !ok {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", a.Capabilities)
 	}
-	unlock, err := s.lockRoot(a.Root, &done)
+	unlock, err := s.lockRoot(a, &done)
 	if err != nil {
 		closeAll(work)
 		return err
@@ -178,10 +178,13 @@ func closeAll(files ...*os.File) {
 }
 
 // lockRoot waits until nothing is at work in the present root. If that is to
-// go, its processes are killed and its connections cut first.
-func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock func(), err error) {
-	if !switching {
+// go, its processes are killed and its connections cut first, and the number
+// of the last one is noted. Until unlock is called there is no other: a start
+// takes its number and forks under one hold of cfgMu.
+func (s *Server) lockRoot(a initproto.Configure, done *initproto.Configured) (unlock func(), err error) {
+	if !a.Root {
 		s.cfgMu.Lock()
+		done.Before = s.before.Load()
 		return s.cfgMu.Unlock, nil
 	}
 	began := time.Now()
@@ -195,6 +198,7 @@ func (s *Server) lockRoot(switching bool, done *initproto.Configured) (unlock fu
 		unlock()
 		return nil, err
 	}
+	done.Before = s.procs.numberAfter(a.LastProcess)
 	done.Kill = time.Since(began)
 	return unlock, nil
 }
@@ -258,6 +262,7 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 		if err := switchRoot(root, extra, a.Extra); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
 		}
+		s.before.Store(done.Before) // first: who sees the switch counted sees it too
 		s.switches.Add(1)
 		s.users.forget()
 	}
@@ -304,8 +309,8 @@ func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured
 	}
 	s.procs.mu.Lock()
 	s.procs.keep = min(keep, 4096)
-	s.procs.next = max(s.procs.next, a.LastProcess)
 	s.procs.mu.Unlock()
+	s.procs.numberAfter(a.LastProcess)
 	done.Workers = time.Since(began)
 	return nil
 }

@@ -51,6 +51,7 @@ type Server struct {
 	cfg      settings
 	closed   bool // no namespace can be made inside
 	switches atomic.Int64
+	before   atomic.Int64 // the last process's number at the last switch
 	ready    atomic.Bool
 
 	connMu sync.Mutex
@@ -251,6 +252,7 @@ func (s *Server) info() initproto.Info {
 	return initproto.Info{
 		Version: initproto.Version, Build: s.build, UptimeSecs: time.Since(s.began).Seconds(),
 		Live: live, LastSeq: seq, Configured: s.ready.Load(), Switches: int(s.switches.Load()),
+		Before: s.before.Load(),
 	}
 }
 

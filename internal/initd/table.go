@@ -212,7 +212,17 @@ func (t *table) retireLocked(g *procGroup) bool {
 	return true
 }
 
-// newID reserves the next id.
+// numberAfter lets numbers go on after last, if they are not there yet, and
+// returns the last one given.
+func (t *table) numberAfter(last int64) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.next = max(t.next, last)
+	return t.next
+}
+
+// newID reserves the next id. The caller holds Server.cfgMu for reading until
+// the process is in the table, so that every number is of one root.
 func (t *table) newID() sandbox.ProcessID {
 	t.mu.Lock()
 	defer t.mu.Unlock()

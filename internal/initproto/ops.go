@@ -50,6 +50,7 @@ type Info struct {
 	LastSeq    int64   `json:"last_seq"`
 	Configured bool    `json:"configured"`
 	Switches   int     `json:"switches"` // roots taken so far
+	Before     int64   `json:"before"`   // as Configured said for the last of them
 }
 
 // Configure carries a whole configuration. Descriptors come in this order:
@@ -82,13 +83,19 @@ type Prepare struct {
 	Work         bool                 `json:"work,omitempty"`
 }
 
-// Configured is the reply to configure: where the time went, in nanoseconds.
+// Configured is the reply to configure: where the time went, in nanoseconds,
+// and where the processes of the new root begin.
 type Configured struct {
 	Kill    time.Duration `json:"kill"`    // ending the old root's processes
 	Switch  time.Duration `json:"switch"`  // attaching, moving and pivoting
 	Files   time.Duration `json:"files"`   // hostname, hosts, resolv.conf
 	Workers time.Duration `json:"workers"` // the thread that forks workloads
 	Total   time.Duration `json:"total"`
+	// Before divides the processes of a sandbox where its root last changed:
+	// one whose number is not above it belonged to an earlier root and has
+	// ended, one with a higher number is of the root in force. LastProcess
+	// counts as such a number; 0 where there was none before the root.
+	Before int64 `json:"before"`
 }
 
 // Exec starts a process; with Attach its output follows on the connection.

@@ -24,7 +24,8 @@ const (
 // Info is what PID 1 says about itself.
 type Info = initproto.Info
 
-// Timings says where the time of a Configure went inside PID 1.
+// Timings says where the time of a Configure went inside PID 1, and which
+// processes it divided.
 type Timings = initproto.Configured
 
 // Ping asks PID 1 whether it lives. Errors: ErrUnavailable with code

@@ -70,7 +70,7 @@ func (s *spares) dropLocked() {
 	for _, c := range s.conns {
 		_ = c.UnixConn.Close()
 	}
-	s.conns = nil
+	s.conns, s.keep = nil, false // what is given later has its time again
 }
 
 // hold keeps what there is until it is used.

@@ -166,3 +166,23 @@ func TestSpareConnectionsAreFew(t *testing.T) {
 		t.Errorf("%d kept after their time", n)
 	}
 }
+
+// TestCloseIdleEndsHolding: what is given back after it expires as ever.
+func TestCloseIdleEndsHolding(t *testing.T) {
+	p, g := newPinger(t, true)
+	p.ping(t, g)
+	g.spare.hold()
+	g.spare.expire()
+	if n := len(g.spare.conns); n != 1 {
+		t.Fatalf("control: %d kept while held", n)
+	}
+	g.CloseIdle()
+	p.ping(t, g)
+	if n := len(g.spare.conns); n != 1 {
+		t.Fatalf("control: %d kept", n)
+	}
+	g.spare.expire()
+	if n := len(g.spare.conns); n != 0 {
+		t.Errorf("%d kept after their time", n)
+	}
+}
