@@ -2,6 +2,8 @@ package runtime
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,10 +30,10 @@ type box struct {
 	oomAt    time.Time          // guarded by mu; when that count last rose
 	ttl      *time.Timer        // guarded by mu
 	idle     idleClock          // guarded by mu
-	// rootSince is when the present root was given, if not with the shell:
-	// what main processes of an earlier one do does not matter any more.
-	rootSince time.Time    // guarded by mu
-	main      *mainProcess // guarded by mu; of this shell, nil while none is known
+	// before is the number of the last process of roots before the present
+	// one: what main processes up to it do does not matter any more.
+	before int64        // guarded by mu
+	main   *mainProcess // guarded by mu; of this shell, nil while none is known
 }
 
 // mainProcess is the process the sandbox ends with, if it has one. The box's
@@ -85,12 +87,27 @@ func (b *box) counters() (earlier sandbox.Usage, counted bool) {
 	return b.earlier, b.counted
 }
 
-// root tells since when the sandbox has its present root; the zero time if
-// since its shell's beginning.
-func (b *box) root() time.Time {
+// setBefore notes the number of the last process of earlier roots.
+func (b *box) setBefore(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.rootSince
+	b.before = max(b.before, n)
+	if b.main != nil && processNumber(b.main.id) <= b.before {
+		b.main = nil
+	}
+}
+
+// ofBefore reports whether a process ran on an earlier root.
+func (b *box) ofBefore(id sandbox.ProcessID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return processNumber(id) <= b.before
+}
+
+// processNumber is the number in a process id; 0 of none.
+func processNumber(id sandbox.ProcessID) int64 {
+	n, _ := strconv.ParseInt(strings.TrimPrefix(string(id), "p"), 10, 64)
+	return n
 }
 
 // mainOf returns the note of a main process; the caller holds mu.
@@ -161,6 +178,6 @@ func (b *box) letGo() *launch.Shell {
 		b.unwatch = nil
 	}
 	s := b.shell
-	b.shell, b.main = nil, nil
+	b.shell, b.main, b.before = nil, nil, 0
 	return s
 }

@@ -44,7 +44,7 @@ func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb
 		defer cancel()
 		m.creating.Add(1)
 		defer m.creating.Add(-1)
-		sb, existed, err := m.create(work, req)
+		sb, existed, err := m.createPatiently(work, req)
 		done <- result{sb, existed, err}
 	})
 	select {
@@ -52,6 +52,18 @@ func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb
 		return r.sb, r.existed, r.err
 	case <-ctx.Done():
 		return sandbox.Sandbox{}, false, sandbox.Errorf(sandbox.ErrUnavailable, "create_abandoned", "the caller went away while a sandbox was being created: it goes on: %w", ctx.Err())
+	}
+}
+
+// createPatiently waits a little for a slot that something on its way out
+// still has: who removes a sandbox may make another at once.
+func (m *Manager) createPatiently(ctx context.Context, req sandbox.CreateRequest) (sb sandbox.Sandbox, existed bool, err error) {
+	for deadline := time.Now().Add(slotPatience); ; pause(ctx, slotPoll) {
+		coming := m.leaving.Load() > 0 || m.pool.building.Load()
+		sb, existed, err = m.create(ctx, req)
+		if !coming || sandbox.CodeOf(err) != codeNoSlot || time.Now().After(deadline) {
+			return sb, existed, err
+		}
 	}
 }
 
@@ -66,7 +78,11 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 	if err != nil {
 		return sandbox.Sandbox{}, false, err
 	}
-	if s := m.pool.take(); s != nil {
+	spoken, err := m.state.Spoken(ctx, p.sb.Owner, p.key, p.sb.Spec.Name)
+	if err != nil {
+		return sandbox.Sandbox{}, false, err
+	}
+	if s := m.takeUnless(spoken); s != nil {
 		sb, existed, err := m.claim(ctx, s, p)
 		if !errors.Is(err, errUnfit) {
 			return sb, existed, err
@@ -86,6 +102,18 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 	sb, err = m.build(ctx, b, sb, p)
 	return sb, false, err
 }
+
+// takeUnless takes a shell from the pool, but not for a request that will be
+// refused, or answered with what an earlier one made.
+func (m *Manager) takeUnless(spoken bool) *pooled {
+	if spoken {
+		return nil
+	}
+	return m.pool.take()
+}
+
+// codeNoSlot is the code of the error for a host that is full.
+const codeNoSlot = "slots_exhausted"
 
 // intention is what a create request comes to.
 type intention struct {

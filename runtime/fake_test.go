@@ -42,7 +42,8 @@ type kernel struct {
 	layers                          map[string]bool
 	procs                           map[sandbox.ID][]sandbox.Process
 	configured                      map[sandbox.ID]guest.Config
-	mute                            bool // PID 1s answer nothing
+	before                          map[sandbox.ID]int64 // last process of earlier roots
+	mute                            bool                 // PID 1s answer nothing
 }
 
 var errInjected = errors.New("injected")
@@ -52,6 +53,7 @@ func newKernel(t *testing.T) *kernel {
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
+		before: map[sandbox.ID]int64{},
 	}
 	t.Cleanup(func() {
 		for _, pid := range k.pids {
@@ -327,7 +329,12 @@ func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {
 func (p fakePID1) CloseIdle() {}
 
 func (p fakePID1) Configure(_ context.Context, c guest.Config) error {
-	return p.k.step("guest.configure", func() { p.k.configured[p.id()] = c })
+	return p.k.step("guest.configure", func() {
+		p.k.configured[p.id()] = c
+		if c.Timings != nil {
+			c.Timings.Before = p.k.before[p.id()]
+		}
+	})
 }
 
 func (p fakePID1) Start(context.Context, sandbox.ProcessSpec) (sandbox.Process, error) {
@@ -364,7 +371,10 @@ func (p fakePID1) Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Pr
 
 func (p fakePID1) Events(ctx context.Context, _ int64) (ProcessEvents, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	return &fakeEvents{ctx, cancel, p.k.eventsOf(p.id())}, nil
+	p.k.mu.Lock()
+	before := p.k.before[p.id()]
+	p.k.mu.Unlock()
+	return &fakeEvents{ctx, cancel, p.k.eventsOf(p.id()), guest.Info{Before: before}}, nil
 }
 
 // fakeIO is a connection to a process that says nothing.
@@ -380,6 +390,7 @@ type fakeEvents struct {
 	ctx    context.Context //nolint:containedctx // the stream's own life, as a connection's
 	cancel context.CancelFunc
 	ch     chan guest.Event
+	info   guest.Info
 }
 
 func (e *fakeEvents) Next() (guest.Event, error) {
@@ -390,7 +401,8 @@ func (e *fakeEvents) Next() (guest.Event, error) {
 		return guest.Event{}, io.EOF
 	}
 }
-func (e *fakeEvents) Close() error { e.cancel(); return nil }
+func (e *fakeEvents) Info() guest.Info { return e.info }
+func (e *fakeEvents) Close() error     { e.cancel(); return nil }
 
 // house is a manager over the model with a real database.
 type house struct {

@@ -32,10 +32,10 @@ type follower struct {
 	m         *Manager
 	b         *box
 	shell     *launch.Shell
-	seq       int64 // last event read
-	recorded  int64 // last one in the log
-	skipped   int   // ends that went into no log since
-	ending    bool  // the main process's end was seen
+	seq       int64             // last event read
+	recorded  int64             // last one in the log
+	skipped   int               // ends that went into no log since
+	ending    sandbox.ProcessID // the main process whose end was seen last
 	reading   *bucket
 	recording *bucket
 }
@@ -62,6 +62,7 @@ func (f *follower) follow(ctx context.Context, stream ProcessEvents) error {
 	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
 	defer stop()
 	defer stream.Close()
+	f.b.setBefore(stream.Info().Before) // an earlier daemon may have reset it
 	for {
 		e, err := stream.Next()
 		if err != nil {
@@ -95,8 +96,8 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 		f.m.record(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
 		f.recorded, f.skipped = seq, 0
 	}
-	if p.Main && !f.ending && !p.StartedAt.Before(f.b.root()) {
-		f.ending = true
+	if p.Main && f.ending != p.ID {
+		f.ending = p.ID
 		f.m.spawn(func() { f.endWithMain(ctx, p) })
 	}
 }
@@ -136,7 +137,7 @@ func (f *follower) endWithMain(ctx context.Context, p sandbox.Process) {
 		return
 	}
 	e := mainEnding(*p.Exit)
-	e.shell = f.shell
+	e.shell, e.main = f.shell, p.ID
 	f.m.endSoon(f.b, e)
 }
 

@@ -76,7 +76,7 @@ func TestHostilePID1(t *testing.T) {
 	go func() {
 		for i := range int64(flood) {
 			select {
-			case ch <- guest.Event{Seq: i + 1, Type: processExited, Process: sandbox.Process{Exit: &sandbox.ExitStatus{}, Main: i >= flood-10}}:
+			case ch <- guest.Event{Seq: i + 1, Type: processExited, Process: sandbox.Process{ID: "p1", Exit: &sandbox.ExitStatus{}, Main: i >= flood-10}}:
 			case <-t.Context().Done(): // nobody listens after the end
 				return
 			}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -159,8 +160,12 @@ func (m *Manager) haltAgain(b *box, ch state.Change) {
 		m.later(func() { m.haltAgain(b, ch) })
 		return
 	}
-	if m.box(b.id) == b && halting(row) {
+	switch {
+	case m.box(b.id) != b:
+	case halting(row):
 		_, _ = m.halt(ctx, b, row, ch) // logs, and comes back here
+	case row.Status == sandbox.StatusStopped: // by a try that did not hear of it
+		m.armDeadline(b, row)
 	}
 }
 
@@ -179,6 +184,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		b.mu.Unlock()
 		row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor, Detail: new(string)}, sandbox.StatusStopped)
 		if err != nil {
+			m.later(func() { m.haltAgain(b, startFailed(err)) }) // it may have been written all the same
 			return sb, err
 		}
 		up, err := m.bringUp(ctx, b, row, image, actor)
@@ -192,10 +198,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 	})
 }
 
-const (
-	eventReset = "sandbox.reset"
-	resetSince = "root_since" // key of such an event: when the new root was given
-)
+const eventReset = "sandbox.reset"
 
 // Reset gives a running sandbox its first files again, in place: every
 // process is killed, what was written is gone, and id, address, name, limits
@@ -213,9 +216,13 @@ func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
 			return sb, err
 		}
-		pid := sb.InitPID
 		sb.InitPID = 0
-		if err := m.newRoot(ctx, b, sb, image); err != nil {
+		err = m.newRoot(ctx, b, sb, image)
+		pid := b.present().PID
+		if err == nil {
+			err = m.state.Update(ctx, b.id, state.Change{InitPID: &pid, EventType: eventReset, Actor: actor})
+		}
+		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 			defer cancel()
 			detail := "reset failed: " + explain(err)
@@ -223,19 +230,13 @@ func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox
 			return sb, err
 		}
 		sb.InitPID = pid
-		return sb, m.state.Update(ctx, b.id, state.Change{
-			InitPID: &pid, EventType: eventReset, Actor: actor,
-			Data: map[string]string{resetSince: b.root().Format(time.RFC3339Nano)},
-		})
+		return sb, nil
 	})
 }
 
 // newRoot replaces the files of a sandbox by those of its image, and with
 // them every process.
 func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
-	b.mu.Lock()
-	b.rootSince, b.main = time.Now().UTC(), nil
-	b.mu.Unlock()
 	release, err := m.roots.SetAside(b.id, sb.Slot)
 	if err != nil {
 		return err
@@ -257,7 +258,11 @@ func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image
 		return err
 	}
 	defer o.Close()
-	return b.guest.Configure(ctx, o.config)
+	var done guest.Timings
+	o.config.Timings = &done
+	err = b.guest.Configure(ctx, o.config)
+	b.setBefore(done.Before)
+	return err
 }
 
 // startFailed is what a start that came to nothing leaves in the row: the

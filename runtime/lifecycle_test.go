@@ -13,6 +13,9 @@ func TestResetKeepsIdentity(t *testing.T) {
 	k, dir := newKernel(t), t.TempDir()
 	h := open(t, k, dir)
 	sb := create(t, h, sandbox.Spec{Name: "a", TTLSeconds: 1000})
+	k.mu.Lock()
+	k.before[sb.ID] = 3 // PID 1 had made p1 to p3 when it took the new root
+	k.mu.Unlock()
 	got, err := h.Reset(t.Context(), "a", "me")
 	if err != nil {
 		t.Fatal(err)
@@ -28,21 +31,46 @@ func TestResetKeepsIdentity(t *testing.T) {
 	if err != nil || events[len(events)-1].Type != eventReset || events[len(events)-1].Actor != "me" {
 		t.Errorf("events: %v, %v", events, err)
 	}
-	// What a main process of before does, is over, also for the next daemon.
-	ended := sandbox.Process{
-		ID: "p1", Argv: []string{"x"}, Main: true, StartedAt: sb.StartedAt.Add(time.Microsecond),
-		Exit: &sandbox.ExitStatus{Code: 137, Signal: "SIGKILL"},
-	}
+	// What a main process of before does, is over, also for the next daemon,
+	// whatever the event log has lost.
+	ended := sandbox.Process{ID: "p3", Argv: []string{"x"}, Main: true, Exit: &sandbox.ExitStatus{Code: 137, Signal: "SIGKILL"}}
 	h.eventsToldTo(t, sb.ID, ended)
 	h.crash()
+	sqlDo(t, dir, "DELETE FROM events")
 	h = open(t, k, dir)
 	h.eventsToldTo(t, sb.ID, ended)
 	if s := h.get(t, sb.ID); s.Status != sandbox.StatusRunning {
 		t.Errorf("ended by a main process that the reset ended: %s (%s)", s.Status, s.Reason)
 	}
-	ended.ID, ended.StartedAt = "p2", time.Now() // one of the new root does end it
+	ended.ID = "p4" // one of the new root does end it
 	k.eventsOf(sb.ID) <- guest.Event{Seq: 3, Type: processExited, Process: ended}
 	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() })
+}
+
+// TestResetOvertakesTheEndOfAMainProcess: the end is known, but a client still
+// takes its output when the reset comes.
+func TestResetOvertakesTheEndOfAMainProcess(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	io, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"x"}, Main: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.eventsToldTo(t, sb.ID, sandbox.Process{ID: "p1", Argv: []string{"x"}, Main: true, Exit: &sandbox.ExitStatus{}})
+	k.mu.Lock()
+	k.before[sb.ID] = 1
+	k.mu.Unlock()
+	if _, err := h.Reset(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	_ = io.Close() // lets the end go on
+	h.eventsToldTo(t, sb.ID, sandbox.Process{ID: "p1", Argv: []string{"x"}, Exit: &sandbox.ExitStatus{}})
+	<-time.After(50 * time.Millisecond)
+	if s := h.get(t, sb.ID); s.Status != sandbox.StatusRunning {
+		t.Errorf("it is %s (%s), want running: it was reset", s.Status, s.Reason)
+	}
+	h.agree(t)
 }
 
 // eventsToldTo tells of the end of a process and waits until it was heard.

@@ -55,6 +55,7 @@ type Manager struct {
 	pool     *pool
 	creating atomic.Int64  // creations under way
 	cleaning chan struct{} // one token for each clean-up in the background
+	leaving  atomic.Int64  // sandboxes and shells whose slots will be free soon
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
@@ -69,6 +70,10 @@ const (
 	// cleanUps is how many ended sandboxes are cleaned up at the same time
 	// besides the requests that ended them.
 	cleanUps = 64
+	// slotPatience is how long a create waits for a slot that is about to be
+	// free, looking every slotPoll.
+	slotPatience = 5 * time.Second
+	slotPoll     = 10 * time.Millisecond
 )
 
 // New returns a manager that knows of no sandbox yet: call Recover before
@@ -199,6 +204,12 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 	}
 	switch sb.Status {
 	case sandbox.StatusRunning:
+		if !b.runs() { // its row is written a moment before PID 1 has its root
+			if err := b.lock(ctx); err != nil {
+				return nil, err
+			}
+			b.unlock()
+		}
 		return b, nil
 	case sandbox.StatusPaused:
 		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_paused", "sandbox %s is paused: 'sandbox resume %s' first", ref, ref)

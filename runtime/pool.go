@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,8 +47,12 @@ const (
 	quiet      = 10 * time.Millisecond
 	politeness = 100 * time.Millisecond
 	// poolSpare is how many slots stay out of the pool's hands.
+	// at most; a host of few slots spares a quarter of them.
 	poolSpare = 16
 )
+
+// spare is how many of so many slots stay out of the pool's hands.
+func spare(slots int) int { return min(poolSpare, slots/4) }
 
 // pool keeps shells ready: PID 1 in its namespaces and cgroup, with loopback,
 // default limits and an empty upper. What takes ten milliseconds is done
@@ -56,13 +62,15 @@ type pool struct {
 	m   *Manager
 	cfg PoolConfig
 
-	wake chan struct{}
+	wake     chan struct{}
+	building atomic.Bool // a shell is being built
 
 	mu      sync.Mutex
 	ready   []*pooled // guarded by mu, oldest first
 	target  int       // guarded by mu
 	missed  time.Time // guarded by mu; the last miss, or step down after it
 	claimed time.Time // guarded by mu; the last time somebody asked
+	rests   time.Time // guarded by mu; nothing is built until then
 	closed  bool      // guarded by mu; nothing is added any more
 	stats   sandbox.PoolStats
 }
@@ -103,6 +111,9 @@ func (p *pool) take() *pooled {
 		p.m.spawn(func() { p.m.scrap(s) })
 	}
 	p.stats.Misses++
+	if time.Now().Before(p.rests) {
+		return nil // more could not be had
+	}
 	p.missed = time.Now()
 	p.target = min(max(p.target+p.target/2, p.target+1), p.cfg.most())
 	return nil
@@ -136,17 +147,12 @@ func (p *pool) run() {
 	ctx := p.m.life
 	tick := time.NewTicker(poolTick)
 	defer tick.Stop()
-	var restUntil time.Time
 	for ctx.Err() == nil {
-		if why, short := p.m.cgroup.MemoryShort(); short {
-			p.shed(why)
-			restUntil = time.Now().Add(poolRest)
-		}
+		p.bury()
 		p.calmDown()
-		for ctx.Err() == nil && time.Now().After(restUntil) && p.wants() {
+		for p.watchMemory() && p.wants() && ctx.Err() == nil {
 			if err := p.add(ctx); err != nil && ctx.Err() == nil {
-				p.tellFailure(err)
-				restUntil = time.Now().Add(poolRest)
+				p.failed(err)
 			}
 		}
 		select {
@@ -158,19 +164,50 @@ func (p *pool) run() {
 	p.close()
 }
 
-func (p *pool) tellFailure(err error) {
+// failed notes that a shell could not be built. Where only slots are wanting,
+// sandboxes have them, and soon may not.
+func (p *pool) failed(err error) {
 	p.mu.Lock()
-	p.stats.Failed++
-	p.mu.Unlock()
-	if !errors.Is(err, sandbox.ErrExhausted) { // few slots left: sandboxes have them
-		p.m.log.Warn("keep a shell ready: tried again later", "err", err)
+	defer p.mu.Unlock()
+	if errors.Is(err, sandbox.ErrExhausted) {
+		p.rests = time.Now().Add(poolTick)
+		return
 	}
+	p.stats.Failed++
+	p.rests = time.Now().Add(poolRest)
+	p.m.log.Warn("keep a shell ready: tried again later", "err", err)
+}
+
+// watchMemory gives the shells back where the machine's memory is short, and
+// reports whether it is not.
+func (p *pool) watchMemory() bool {
+	why, short := p.m.cgroup.MemoryShort()
+	if short {
+		p.shed(why)
+	}
+	return !short
 }
 
 func (p *pool) wants() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.ready) < p.target
+	return len(p.ready) < p.target && time.Now().After(p.rests)
+}
+
+// bury scraps the shells that died unasked.
+func (p *pool) bury() {
+	p.mu.Lock()
+	var dead []*pooled
+	p.ready = slices.DeleteFunc(p.ready, func(s *pooled) bool {
+		if s.b.present().Alive() {
+			return false
+		}
+		dead = append(dead, s)
+		return true
+	})
+	p.stats.Lost += int64(len(dead))
+	p.mu.Unlock()
+	p.m.scrapAll(dead)
 }
 
 // calmDown takes back what misses added, once they are some time ago.
@@ -195,6 +232,7 @@ func (p *pool) shed(why string) {
 	all := p.ready
 	p.ready = nil
 	p.stats.Shed += int64(len(all))
+	p.rests = time.Now().Add(poolRest)
 	p.mu.Unlock()
 	if len(all) > 0 {
 		p.m.log.Warn("memory is short: giving the ready shells back", "shells", len(all), "why", why)
@@ -217,6 +255,8 @@ func (p *pool) add(ctx context.Context) error {
 	for p.shouldWait(began) && ctx.Err() == nil {
 		pause(ctx, time.Millisecond)
 	}
+	p.building.Store(true)
+	defer p.building.Store(false)
 	began = time.Now()
 	s, err := p.m.buildPooled(ctx)
 	took := time.Since(began)
@@ -231,6 +271,7 @@ func (p *pool) add(ctx context.Context) error {
 	p.stats.Built++
 	p.stats.BuildSeconds += took.Seconds()
 	p.mu.Unlock()
+	p.building.Store(false)
 	if closed {
 		p.m.scrap(s)
 	}
@@ -255,7 +296,7 @@ func (p *pool) shouldWait(began time.Time) bool {
 func (m *Manager) buildPooled(ctx context.Context) (*pooled, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
-	slot, err := m.state.ReserveSlot(ctx, m.cfg.Slots, poolSpare)
+	slot, err := m.state.ReserveSlot(ctx, m.cfg.Slots, spare(m.cfg.Slots))
 	if err != nil {
 		return nil, err
 	}
@@ -303,6 +344,8 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 // scrap removes a shell without a row, again and again until nothing is left,
 // and then gives its slot back.
 func (m *Manager) scrap(s *pooled) {
+	m.leaving.Add(1)
+	defer m.leaving.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
 	defer cancel()
 	err := m.killShell(ctx, s.b)

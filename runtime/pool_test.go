@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -111,6 +112,15 @@ func TestShellsNobodyMayHave(t *testing.T) {
 		t.Errorf("stats: %+v", st)
 	}
 	h.agree(t)
+	if err := unix.Kill(h.front().b.present().PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); h.Pool().Lost != 2; <-time.After(time.Millisecond) { // nobody asks for it
+		if time.Now().After(deadline) {
+			t.Fatalf("a dead shell stays in the pool: %+v", h.Pool())
+		}
+	}
+	h.pooled(t, 2)
 
 	// Whatever goes wrong is tried again with a shell of its own making, and
 	// then recorded.
@@ -126,9 +136,9 @@ func TestShellsNobodyMayHave(t *testing.T) {
 	h.agree(t)
 }
 
-// TestRefusedRowGivesTheShellUp: a taken name is known when the row is
-// written, and what was made until then must go.
-func TestRefusedRowGivesTheShellUp(t *testing.T) {
+// TestRefusedCreatesCostNoShell: a taken name and a repeated key are known
+// before a shell is taken.
+func TestRefusedCreatesCostNoShell(t *testing.T) {
 	h := openFull(t, newKernel(t), t.TempDir(), 1)
 	create(t, h, sandbox.Spec{Name: "a"})
 	h.pooled(t, 1)
@@ -146,6 +156,56 @@ func TestRefusedRowGivesTheShellUp(t *testing.T) {
 		t.Errorf("the same key again: %s, %v; want %s", second.ID, err, first.ID)
 	}
 	h.agree(t)
+	if st := h.Pool(); st.Hits != 2 {
+		t.Errorf("two sandboxes took %d shells: %+v", st.Hits, st)
+	}
+}
+
+// TestTheLastWordIsTheRows: of many that want one name, all may pass the look
+// before; one gets it, and what the others made must go.
+func TestTheLastWordIsTheRows(t *testing.T) {
+	h := openFull(t, newKernel(t), t.TempDir(), 8)
+	var wg sync.WaitGroup
+	var won atomic.Int32
+	for range 8 {
+		wg.Go(func() {
+			_, err := h.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{Name: "a"}})
+			if err == nil {
+				won.Add(1)
+			} else if sandbox.CodeOf(err) != "name_taken" {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 {
+		t.Errorf("%d sandboxes got the one name", won.Load())
+	}
+	h.agree(t)
+}
+
+// TestSlotsOfThoseThatLeave: who removes one of a full house can make another.
+func TestSlotsOfThoseThatLeave(t *testing.T) {
+	for name, pool := range map[string]PoolConfig{"no pool": {}, "pool": {Size: 2, CPUShare: 1}} {
+		t.Run(name, func(t *testing.T) {
+			const slots = 8
+			h := openPool(t, newKernel(t), t.TempDir(), slots, pool)
+			var last sandbox.Sandbox
+			for range slots {
+				last = create(t, h, sandbox.Spec{})
+			}
+			if _, err := h.Create(t.Context(), sandbox.CreateRequest{}); sandbox.CodeOf(err) != codeNoSlot {
+				t.Errorf("one too many: %v", err)
+			}
+			for range 20 {
+				if _, err := h.Remove(t.Context(), string(last.ID), ""); err != nil {
+					t.Fatal(err)
+				}
+				last = create(t, h, sandbox.Spec{})
+			}
+			h.agree(t)
+		})
+	}
 }
 
 func TestCrashLeavesNoPooledShell(t *testing.T) {

@@ -91,6 +91,7 @@ const processExited = "exited"
 
 // ProcessEvents is a stream of what happens to a sandbox's processes.
 type ProcessEvents interface {
+	Info() guest.Info // PID 1's, when the stream began
 	Next() (guest.Event, error)
 	Close() error
 }

@@ -54,8 +54,11 @@ func (m *Manager) Recover(ctx context.Context) error {
 	_ = g.Wait()
 	keep := map[sandbox.ID]netns.Attachment{}
 	for _, f := range found {
-		if f.fate == fateAdopt {
+		switch f.fate {
+		case fateAdopt:
 			keep[f.row.ID] = m.attachment(f.row.Sandbox, f.b.shell)
+		case fateEnd, fateHalt: // their counters are still to be read
+			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Slot: f.row.Slot, Policy: m.policy(f.row.Spec.Network)}
 		}
 	}
 	if err := m.net.Recover(ctx, keep); err != nil {
@@ -171,7 +174,6 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 		if err := m.freezeAs(ctx, f.b.id, f.row.Status); err != nil {
 			log.Error("adopt sandbox: its workload is not as its row says", "err", err)
 		}
-		m.recallReset(ctx, f.b)
 		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
 		log.Info("adopted sandbox", "init_pid", f.row.InitPID)
 	case fateHalt:
@@ -185,22 +187,6 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 		log.Info("ending sandbox left by an earlier daemon", "reason", f.e.reason)
 		_ = m.endLocked(ctx, f.b, f.e) // as well
 	}
-}
-
-// recallReset finds out since when an adopted sandbox has its root: PID 1
-// tells of processes before that too.
-func (m *Manager) recallReset(ctx context.Context, b *box) {
-	e, err := m.state.LastEvent(ctx, b.id, eventReset, "sandbox."+string(sandbox.StatusCreating))
-	if err != nil {
-		if !errors.Is(err, sandbox.ErrNotFound) {
-			m.log.Warn("read the event log: the end of a main process before a reset may count", "sandbox", b.id, "err", err)
-		}
-		return
-	}
-	since, _ := time.Parse(time.RFC3339Nano, e.Data[resetSince])
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.rootSince = since
 }
 
 // lastRecorded is the number PID 1 gave to the last end of a process that

@@ -20,6 +20,9 @@ type ending struct {
 	// shell, if set, is the one whose end or idleness this is. Once that was
 	// stopped, the reason is gone with it.
 	shell *launch.Shell
+	// main, if set, is the process whose end this is. Once the sandbox was
+	// reset, the reason is gone with it.
+	main sandbox.ProcessID
 }
 
 // Bounds of what is kept of a sandbox that is gone.
@@ -71,10 +74,12 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 	}
 	if row.Status.Terminal() { // written by a try that did not hear of it
 		m.dropBox(b.id)
+		m.leaving.Add(1)
+		m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
 		return nil
 	}
 	if row.Status != sandbox.StatusCompleting {
-		if e.shell != nil && e.shell != b.present() {
+		if e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main) {
 			return nil
 		}
 		ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
@@ -106,7 +111,9 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) err
 	if row.Reason.Failed() {
 		to = sandbox.StatusFailed
 	}
+	m.leaving.Add(1)
 	if _, err := m.move(ctx, b.id, to, ch, sandbox.StatusCompleting); err != nil {
+		m.leaving.Add(-1)
 		return err
 	}
 	m.dropBox(b.id)
@@ -128,8 +135,9 @@ func (m *Manager) inBackground(f func()) {
 }
 
 // cleanUp removes what an ended sandbox left, again and again until nothing
-// is left, and then frees its slot.
+// is left, and then frees its slot. The caller has counted it as leaving.
 func (m *Manager) cleanUp(id sandbox.ID, slot int) {
+	defer m.leaving.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
 	defer cancel()
 	err := m.clear(ctx, id, slot)
@@ -138,7 +146,10 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 	}
 	if err != nil {
 		m.log.Error("clean up after a sandbox: tried again later", "sandbox", id, "err", err)
-		m.later(func() { m.cleanUp(id, slot) })
+		m.later(func() {
+			m.leaving.Add(1)
+			m.cleanUp(id, slot)
+		})
 	}
 }
 

@@ -106,7 +106,9 @@ func (m *Manager) mainEnded(ctx context.Context, b *box) (ending, bool) {
 		return ending{}, false
 	}
 	m.judge(b, p.Exit)
-	return mainEnding(*p.Exit), true
+	e := mainEnding(*p.Exit)
+	e.main = p.ID
+	return e, true
 }
 
 // judge marks a SIGKILL as the kernel's when the sandbox's count of OOM

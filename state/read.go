@@ -28,6 +28,8 @@ const columns = `id, owner, status, reason, detail, created_at, started_at, ende
 const (
 	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ? AND name <> ''
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
+	sqlSpoken = `SELECT EXISTS (SELECT 1 FROM idempotency WHERE owner = ?1 AND key = ?2)
+		OR EXISTS (SELECT 1 FROM sandboxes WHERE name = ?3 AND name <> '' AND status NOT IN ('completed', 'failed'))`
 	sqlByPrefix = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2`
 	sqlLiving   = `SELECT ` + columns + ` FROM sandboxes
 		WHERE status NOT IN ('completed', 'failed') ORDER BY created_at, id`
@@ -96,6 +98,21 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 // ErrNotFound.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
 	return d.one(ctx, name, sqlByName, name)
+}
+
+// Spoken reports whether an idempotency key was used or a living sandbox has
+// the name, either of which may be empty. CreateSandbox has the last word.
+func (d *DB) Spoken(ctx context.Context, owner, key, name string) (spoken bool, err error) {
+	if key == "" && name == "" {
+		return false, nil
+	}
+	found, err := d.first(ctx, sqlSpoken, owner, key, name)
+	if err != nil {
+		return false, err
+	}
+	var n int64
+	err = found.Scan(&n)
+	return n != 0, err
 }
 
 func (d *DB) one(ctx context.Context, ref any, query string, args ...any) (sandbox.Sandbox, error) {
