@@ -122,6 +122,11 @@ bench: build deps-run deps-bench ## measure sandboxd beside runc, crun and bubbl
 	@$(GOBUILD) -o $(BIN)/bench ./bench
 	@$(BIN)/bench -bin $(BIN) $(BENCH_FLAGS)
 
+.PHONY: bench-vm
+bench-vm: build deps-vm ## the same in a Debian 12 VM, where every limit is enforced; emulated, only ratios count (KEEP=1 keeps it)
+	@$(GOBUILD) -o $(BIN)/bench ./bench
+	@KEEP='$(KEEP)' integration/vm/bench.sh bench/results $(BENCH_FLAGS)
+
 BENCHCOUNT ?= 6
 .PHONY: bench-go
 bench-go: build deps-run $(TOOLS)/benchstat ## run the packages' benchmarks, print medians (BENCHCOUNT, RUN, PKG); those of the kernel need root

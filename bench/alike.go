@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -24,7 +26,7 @@ for n in pid mnt net ipc uts cgroup; do readlink /proc/self/ns/$n; done`
 // alike runs every contestant once and makes sure that it isolates what the
 // comparison says. A figure without that would be worth nothing.
 func (b *bench) alike(ctx context.Context) (err error) {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
@@ -37,7 +39,7 @@ func (b *bench) alike(ctx context.Context) (err error) {
 		return err
 	}
 	said, err := d.says(ctx, id, confess)
-	if err := errors.Join(err, remove()); err != nil {
+	if err := errors.Join(err, b.limited(filepath.Join(b.tree, "boxes", id, "work")), remove()); err != nil {
 		return err
 	}
 	if err := isolates(said, host); err != nil {
@@ -51,6 +53,9 @@ func (b *bench) alike(ctx context.Context) (err error) {
 	for _, p := range oci {
 		if err := b.confesses(p.Name()+" exec", p.Exec(ctx, "alike-exec", "/bin/sh", "-c", confess), host); err != nil {
 			return err
+		}
+		if err := b.limited(p.Cgroup("alike-exec")); err != nil {
+			return fmt.Errorf("%s: %w", p.Name(), err)
 		}
 	}
 	for _, p := range b.peers() {
@@ -79,6 +84,32 @@ func (b *bench) confesses(who string, cmd *exec.Cmd, host map[string]bool) error
 	}
 	if err := isolates(string(said), host); err != nil {
 		return fmt.Errorf("%s: %w", who, err)
+	}
+	return nil
+}
+
+// limited makes sure that a cgroup has the limits everyone has, where the host
+// can enforce them.
+func (b *bench) limited(cgroup string) error {
+	if cgroupMode() != enforce {
+		return nil
+	}
+	for file, want := range map[string]string{
+		"cpu.max":         fmt.Sprintf("%d00000 100000", limits.CPUs),
+		"memory.max":      strconv.FormatInt(limits.MemoryBytes, 10),
+		"memory.swap.max": "0",
+		"pids.max":        strconv.FormatInt(limits.PIDs, 10),
+	} {
+		got, err := os.ReadFile(filepath.Join(cgroupMount, cgroup, file))
+		if errors.Is(err, os.ErrNotExist) && file == "memory.swap.max" {
+			continue // a kernel without swap
+		}
+		if err != nil {
+			return fmt.Errorf("is there a limit: %w", err)
+		}
+		if strings.TrimSpace(string(got)) != want {
+			return fmt.Errorf("cgroup %s: %s is %q, want %q", cgroup, file, got, want)
+		}
 	}
 	return nil
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/bench/report"
 )
@@ -79,6 +81,79 @@ func TestJudge(t *testing.T) {
 		if got := outcome(t, r, begins); got != want {
 			t.Errorf("%s: %s, want %s", begins, got, want)
 		}
+	}
+}
+
+// A run in the virtual machine judges ratios and nothing else.
+func TestJudgeEmulated(t *testing.T) {
+	r := &report.Report{Mode: modeVM}
+	r.Add("create-warm", report.Us, "ms", false, 5)
+	r.Add("create-warm", "runc", "ms", false, 39)
+	r.Add("create-warm", "bwrap", "ms", false, 5)
+	for begins, want := range map[string]report.Outcome{
+		"warm create → first byte: median": report.NotJudged,
+		"warm: at least 8 times":           report.Missed,
+		"warm: no slower than bwrap":       report.Met,
+	} {
+		if got := outcome(t, r, begins); got != want {
+			t.Errorf("%s: %s, want %s", begins, got, want)
+		}
+	}
+}
+
+// Every contestant has one turn a round, after each wait, and the report keeps
+// them apart whatever the order.
+func TestRounds(t *testing.T) {
+	b := &bench{rep: &report.Report{}}
+	var turns []string
+	waits := 0
+	turn := func(name string, value float64) contestant {
+		return contestant{name, func(context.Context) (float64, error) {
+			turns = append(turns, name)
+			if waits != len(turns) {
+				t.Errorf("turn %d after %d waits", len(turns), waits)
+			}
+			return value, nil
+		}}
+	}
+	wait := func(context.Context) error { waits++; return nil }
+	const rounds, warmUp = 20, 2
+	err := b.rounds(t.Context(), setting{name: "s"}, rounds, warmUp, wait, turn(report.Floor, 1), turn(report.Us, 2), turn("runc", 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := map[string]bool{}
+	for round := range slices.Chunk(turns, 3) {
+		first[round[0]] = true
+		if slices.Sort(round); !slices.Equal(round, []string{report.Floor, "runc", report.Us}) {
+			t.Errorf("a round of %q", round)
+		}
+	}
+	if len(first) != 3 {
+		t.Errorf("only %v began a round", first)
+	}
+	for i, s := range b.rep.Of("s") {
+		if len(s.Samples) != rounds || slices.Max(s.Samples) != float64(i+1) || slices.Min(s.Samples) != float64(i+1) {
+			t.Errorf("%s: %v", s.Contestant, s.Samples)
+		}
+	}
+	if !b.owes {
+		t.Error("our turns left nothing to wait for")
+	}
+}
+
+// The lead uses up what was ready, and counts for nothing.
+func TestLivesCountsAfterLead(t *testing.T) {
+	b := &bench{plan: plan{slice: 50 * time.Millisecond}}
+	ready := 1000 // gone in no time, each later life takes a while
+	rate, err := b.lives(t.Context(), 1, 50*time.Millisecond, func(int) error {
+		if ready--; ready < 0 {
+			return pause(t.Context(), 5*time.Millisecond)
+		}
+		return nil
+	})
+	if err != nil || rate <= 0 || rate > 300 { // 200, and the one that was under way
+		t.Errorf("%v lives a second, %v", rate, err)
 	}
 }
 

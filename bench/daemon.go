@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/bench/peer"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -26,36 +28,22 @@ type daemon struct {
 	socket  string
 }
 
-// The sizes of the pool: none for cold starts, a hundred for all else.
-const (
-	noPool   = 0
-	warmPool = 100
-)
+// noPool is the size of the pool for cold starts.
+const noPool = 0
 
-// config is the daemon's configuration; a pool below 0 leaves the setting out.
+// limits are those of every sandbox, and of the peers' containers where the
+// host can enforce them.
+var limits = peer.Limits{CPUs: 1, MemoryBytes: 512 << 20, PIDs: 512}
+
+// config is the daemon's configuration.
 func config(volume string, pool int) string {
-	c := "volume:\n  size: " + volume + "\n"
-	if pool >= 0 {
-		c += fmt.Sprintf("pool:\n  size: %d\n", pool)
-	}
-	return c
-}
-
-// acceptsPool asks the daemon whether its configuration knows a pool.
-func (b *bench) acceptsPool(ctx context.Context) bool {
-	path := filepath.Join(b.dir, "probe.yaml")
-	if os.WriteFile(path, []byte(config("1g", warmPool)), 0o600) != nil {
-		return false
-	}
-	return exec.CommandContext(ctx, filepath.Join(b.bin, "sandboxd"), "--check-config", "--config", path).Run() == nil
+	return fmt.Sprintf("volume:\n  size: %s\npool:\n  size: %d\ndefault_limits:\n  cpus: %d\n  memory: %d\n  pids: %d\n",
+		volume, pool, limits.CPUs, limits.MemoryBytes, limits.PIDs)
 }
 
 // ours returns a daemon with a pool of this size: the one that runs, if it has
 // it, else a new one on the same state directory.
 func (b *bench) ours(ctx context.Context, pool int) (*daemon, error) {
-	if !b.pools {
-		pool = -1
-	}
 	if b.daemon != nil && b.daemon.pool == pool {
 		return b.daemon, nil
 	}
@@ -64,9 +52,6 @@ func (b *bench) ours(ctx context.Context, pool int) (*daemon, error) {
 
 // restart starts a fresh daemon, without any sandbox.
 func (b *bench) restart(ctx context.Context, pool int) (*daemon, error) {
-	if !b.pools {
-		pool = -1
-	}
 	if err := b.stopDaemon(ctx); err != nil {
 		return nil, err
 	}
@@ -105,8 +90,42 @@ func (b *bench) restart(ctx context.Context, pool int) (*daemon, error) {
 	if err := b.importRoot(ctx, d); err != nil {
 		return nil, err
 	}
-	return d, b.quiet(ctx, 100*time.Millisecond, time.Minute) // until the pool is full
+	b.owes = true
+	return d, errors.Join(b.paid(ctx), b.quiet(ctx, 100*time.Millisecond, time.Minute))
 }
+
+// paid waits until the daemon has made up for what our samples used and left:
+// shells of the pool, files in the trash. It asks only after such a sample, so
+// that no other contestant, nor we, find the daemon fresh from a request.
+func (b *bench) paid(ctx context.Context) error {
+	if !b.owes || b.daemon == nil {
+		return nil
+	}
+	trash := filepath.Join("/proc", strconv.Itoa(b.daemon.cmd.Process.Pid), "root", b.dir, "state/volume/trash")
+	for deadline := time.Now().Add(5 * time.Minute); ; {
+		pool, err := b.daemon.Pool(ctx)
+		if err != nil {
+			return fmt.Errorf("ask for the pool: %w", err)
+		}
+		left, err := os.ReadDir(trash)
+		if err != nil {
+			return fmt.Errorf("look into the daemon's trash: %w", err)
+		}
+		if pool.Ready >= pool.Target && len(left) == 0 {
+			b.owes = false
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("after 5 minutes the pool has %d of %d shells ready and the trash %d directories\n%s", pool.Ready, pool.Target, len(left), b.daemonSaid())
+		}
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// enforce is the mode in which the daemon refuses to do without limits.
+const enforce = "enforce"
 
 // cgroupMode asks for limits wherever the kernel can enforce them.
 func cgroupMode() string {
@@ -116,7 +135,7 @@ func cgroupMode() string {
 			return "best-effort"
 		}
 	}
-	return "enforce"
+	return enforce
 }
 
 // answers waits until the daemon does.
@@ -153,7 +172,12 @@ func (b *bench) importRoot(ctx context.Context, d *daemon) error {
 	if _, err := d.Image(ctx, imageName); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	tar := exec.CommandContext(ctx, "tar", "-C", b.root, "-c", ".")
+	return d.importDir(ctx, imageName, b.root)
+}
+
+// importDir makes an image of a directory.
+func (d *daemon) importDir(ctx context.Context, image, dir string) error {
+	tar := exec.CommandContext(ctx, "tar", "-C", dir, "-c", ".")
 	r, err := tar.StdoutPipe()
 	if err != nil {
 		return err
@@ -161,9 +185,9 @@ func (b *bench) importRoot(ctx context.Context, d *daemon) error {
 	if err := tar.Start(); err != nil {
 		return fmt.Errorf("pack the root: %w", err)
 	}
-	_, err = d.ImportImage(ctx, imageName, r)
+	_, err = d.ImportImage(ctx, image, r)
 	if err := errors.Join(err, tar.Wait()); err != nil {
-		return fmt.Errorf("import the root as image %s: %w", imageName, err)
+		return fmt.Errorf("import %s as image %s: %w", dir, image, err)
 	}
 	return nil
 }

@@ -29,15 +29,16 @@ const (
 
 // bench is one run: what it stands on and what it has found.
 type bench struct {
-	plan  plan
-	out   io.Writer
-	rep   *report.Report
-	bin   string
-	dir   string // scratch
-	root  string // the peers' root, and the content of our image
-	tree  string // cgroup of all that runs, as a path below the mount
-	home  string // cgroup this program came from
-	pools bool   // the daemon keeps shells ready
+	plan   plan
+	out    io.Writer
+	rep    *report.Report
+	bin    string
+	dir    string // scratch
+	root   string // the peers' root, and the content of our image
+	tree   string // cgroup of all that runs, as a path below the mount
+	home   string // cgroup this program came from
+	owes   bool   // our last samples left the daemon work, see paid
+	copies int    // fresh roots made so far
 
 	runc, crun *peer.OCI
 	bwrap      *peer.Bubblewrap
@@ -49,7 +50,10 @@ type bench struct {
 // open prepares scratch directory, cgroups, root and peers.
 func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 	b = &bench{plan: full, out: out, bin: o.bin, rep: &report.Report{Schema: 1, Mode: "full", Started: time.Now()}}
-	if o.quick {
+	switch {
+	case o.vm:
+		b.plan, b.rep.Mode = emulation, modeVM
+	case o.quick:
 		b.plan, b.rep.Mode = quick, "quick"
 	}
 	if b.dir, err = os.MkdirTemp(o.scratch, "sandboxd-bench-"); err != nil {
@@ -83,19 +87,30 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 	if b.bwrap, err = peer.NewBubblewrap(b.dir, b.root, b.peerLog); err != nil {
 		return nil, err
 	}
-	b.pools = b.acceptsPool(ctx)
 	b.rep.Host = hostFacts(ctx)
-	if cgroupMode() != "enforce" {
-		b.rep.Host.Notes = append(b.rep.Host.Notes, "This host's cgroup2 tree lacks controllers: sandboxd runs with --cgroup=best-effort and sets no cpu, memory and task limits.")
-	}
+	b.limit()
 	if b.crun.NoDevices() {
-		b.rep.Host.Notes = append(b.rep.Host.Notes, "This host does not let crun load a device program: its containers go without.")
+		b.note("This host does not let crun load a device program: its containers go without.")
 	}
-	if !b.pools {
-		b.rep.Host.Notes = append(b.rep.Host.Notes, "This sandboxd keeps no pool of shells: its warm starts are cold ones.")
+	if o.vm {
+		b.note("This run is made for an emulated machine, where a system call costs many times what it should: only ratios are judged.")
 	}
 	b.before, err = b.cpuTimes()
 	return b, err
+}
+
+func (b *bench) note(text string) { b.rep.Host.Notes = append(b.rep.Host.Notes, text) }
+
+// limit gives the peers our limits, where the host can enforce any.
+func (b *bench) limit() {
+	if cgroupMode() != enforce {
+		b.note("This host's cgroup2 tree lacks controllers: sandboxd runs with --cgroup=best-effort, and neither it nor its peers set cpu, memory and task limits.")
+		return
+	}
+	b.runc.Limit(limits)
+	b.crun.Limit(limits)
+	b.note(fmt.Sprintf("Limits are enforced: sandboxd, runc and crun set %d cpu, %d MiB of memory without swap, %d tasks; sandboxd a disk quota too. bwrap can set none and has less to do.",
+		limits.CPUs, limits.MemoryBytes>>20, limits.PIDs))
 }
 
 // finish fills in what is known only at the end.

@@ -26,6 +26,7 @@ const isolated = "SANDBOXD_BENCH_ISOLATED"
 // options are the command line.
 type options struct {
 	quick   bool
+	vm      bool
 	only    string
 	bin     string
 	results string
@@ -35,6 +36,7 @@ type options struct {
 func main() {
 	var o options
 	flag.BoolVar(&o.quick, "quick", false, "few samples, small files: minutes become a minute or two, and figures rough")
+	flag.BoolVar(&o.vm, "vm", false, "sizes for an emulated machine, on which only ratios are judged")
 	flag.StringVar(&o.only, "only", "", "comma list of scenarios to run: "+strings.Join(names(), ", "))
 	flag.StringVar(&o.bin, "bin", os.Getenv("SANDBOXD_BIN"), "directory of sandboxd and sandbox")
 	flag.StringVar(&o.results, "results", "bench/results", "directory to write JSON, tables and the chart to")
@@ -182,7 +184,7 @@ func run(ctx context.Context, o options, chosen []scenario, out io.Writer) (err 
 }
 
 // charted are the scenarios the chart shows.
-var charted = []string{"create-warm", "create-idle", "create-cold", "exec", "burst", "churn-8", "destroy"}
+var charted = []string{"create-warm", "create-idle", "create-cold", "create-fresh", "exec", "burst", "churn-2", "churn-8", "destroy"}
 
 // save writes the report in its three forms.
 func save(r *report.Report, dir, base string, out io.Writer) error {

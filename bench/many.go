@@ -18,7 +18,7 @@ import (
 // burst asks for many sandboxes at once; the sample is when the last of them
 // has said its first byte.
 func burst(ctx context.Context, b *bench) error {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func burst(ctx context.Context, b *bench) error {
 		lives, firsts := make([]live, len(numbers)), make([]float64, len(numbers))
 		start := time.Now()
 		err := each(len(numbers), numbers, func(i int) (err error) {
-			lives[i], err = d.firstByte(ctx)
+			lives[i], err = d.firstByte(ctx, spec())
 			firsts[i] = millis(start)
 			return err
 		})
@@ -59,12 +59,10 @@ func burst(ctx context.Context, b *bench) error {
 			return latest(firsts), err
 		}})
 	}
-	// A pool that was emptied gets its time to fill.
-	refilled := func(ctx context.Context) error { return b.quiet(ctx, 100*time.Millisecond, 30*time.Second) }
 	return b.rounds(ctx, setting{
 		name: "burst", title: fmt.Sprintf("burst of %d, last first byte", b.plan.burst), unit: "s",
-		note: "all asked for at once",
-	}, b.plan.bursts, 0, refilled, cs...)
+		note: fmt.Sprintf("all asked for at once; sandboxd has %d shells ready", b.plan.pool),
+	}, b.plan.bursts, 0, b.settled, cs...)
 }
 
 // latest returns the highest of some milliseconds, in seconds.
@@ -78,14 +76,14 @@ func latest(ms []float64) float64 {
 
 // churn lets clients create, use and remove sandboxes one after another.
 func churn(ctx context.Context, b *bench) error {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
 	for _, clients := range b.plan.clients {
 		cs := []contestant{{report.Us, func(ctx context.Context) (float64, error) {
-			return b.lives(ctx, clients, func(int) error {
-				l, err := d.firstByte(ctx)
+			return b.lives(ctx, clients, b.plan.lead, func(int) error {
+				l, err := d.firstByte(ctx, spec())
 				if err != nil {
 					return err
 				}
@@ -99,7 +97,7 @@ func churn(ctx context.Context, b *bench) error {
 				}
 			}
 			cs = append(cs, contestant{p.Name(), func(ctx context.Context) (float64, error) {
-				return b.lives(ctx, clients, func(client int) error {
+				return b.lives(ctx, clients, 0, func(client int) error {
 					cmd, err := p.Run(ctx, "churn"+strconv.Itoa(client))
 					if err != nil {
 						return err
@@ -111,7 +109,7 @@ func churn(ctx context.Context, b *bench) error {
 		}
 		err := b.rounds(ctx, setting{
 			name: fmt.Sprintf("churn-%d", clients), title: fmt.Sprintf("whole lives a second, %d clients", clients), unit: "/s", more: true,
-			note: "create, echo, remove, again",
+			note: fmt.Sprintf("create, echo, remove, again; sandboxd has done so for %v before it counts, so that it lives on shells it makes meanwhile", b.plan.lead),
 		}, b.plan.slices, 0, b.settled, cs...)
 		if err != nil {
 			return err
@@ -120,18 +118,20 @@ func churn(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// lives repeats f in some clients for a slice of time and returns how often
-// it ended, a second.
-func (b *bench) lives(ctx context.Context, clients int, f func(client int) error) (float64, error) {
+// lives repeats f in some clients for a slice of time after lead and returns
+// how often it ended in that slice, a second.
+func (b *bench) lives(ctx context.Context, clients int, lead time.Duration, f func(client int) error) (float64, error) {
 	var wg sync.WaitGroup
 	var done atomic.Int64
 	errs := make([]error, clients)
-	start := time.Now()
+	start := time.Now().Add(lead)
 	for c := range clients {
 		wg.Go(func() {
 			for time.Since(start) < b.plan.slice && errs[c] == nil && ctx.Err() == nil {
 				errs[c] = f(c)
-				done.Add(1)
+				if time.Since(start) > 0 {
+					done.Add(1)
+				}
 			}
 		})
 	}
@@ -142,7 +142,7 @@ func (b *bench) lives(ctx context.Context, clients int, f func(client int) error
 // density fills the host with idle sandboxes, in levels, and measures at each
 // what they cost and what a further one takes.
 func density(ctx context.Context, b *bench) error {
-	d, err := b.restart(ctx, warmPool) // its memory tells of this scenario alone
+	d, err := b.restart(ctx, b.plan.pool) // its memory tells of this scenario alone
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,8 @@ func density(ctx context.Context, b *bench) error {
 			return fmt.Errorf("at %d idle: %w", level, err)
 		}
 		have = level
-		if err := b.quiet(ctx, 200*time.Millisecond, time.Minute); err != nil {
+		b.owes = true
+		if err := errors.Join(b.paid(ctx), b.quiet(ctx, 200*time.Millisecond, time.Minute)); err != nil {
 			return err
 		}
 		if err := b.idleCost(ctx, d, level, &empty); err != nil {
@@ -173,6 +174,7 @@ func density(ctx context.Context, b *bench) error {
 				return err
 			}
 			took, err := d.create(ctx)
+			b.owes = true
 			if err != nil {
 				return fmt.Errorf("at %d idle: %w", level, err)
 			}

@@ -1,14 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -57,7 +52,7 @@ func (b *bench) ran(cmd *exec.Cmd) (float64, error) {
 
 // execTrue runs /bin/true in sandboxes that are there.
 func execTrue(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
@@ -98,19 +93,22 @@ func execTrue(ctx context.Context, b *bench) (err error) {
 	}, b.plan.exec, b.plan.warmUp, b.settled, cs...)
 }
 
-// destroy removes a running, idle sandbox: the time of the request.
+// destroy removes a sandbox with a process that sleeps: the time of the
+// request.
 func destroy(ctx context.Context, b *bench) error {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
 	cs := []contestant{{report.Us, func(ctx context.Context) (float64, error) {
-		id, _, err := d.inUse(ctx)
+		id, remove, err := d.inUse(ctx)
 		if err != nil {
 			return 0, err
 		}
-		if err := b.settled(ctx); err != nil {
-			return 0, err
+		b.owes = true
+		_, err = d.StartProcess(ctx, id, sandbox.ProcessSpec{Argv: forever})
+		if err := errors.Join(err, b.settled(ctx)); err != nil {
+			return 0, errors.Join(err, remove())
 		}
 		start := time.Now()
 		_, err = d.Remove(ctx, id)
@@ -129,25 +127,15 @@ func destroy(ctx context.Context, b *bench) error {
 	}
 	return b.rounds(ctx, setting{
 		name: "destroy", title: "removal of a running sandbox", unit: "ms",
-		note: "sandboxd: the DELETE request; peers: delete --force",
+		note: "with a process that sleeps; sandboxd: the DELETE request; peers: delete --force",
 	}, b.plan.destroy, b.plan.warmUp, b.settled, cs...)
 }
 
 // reset gives a sandbox its first files again, and checks that it did.
 func reset(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
-	}
-	web := d.raw()
-	has, err := hasReset(ctx, web)
-	if err != nil {
-		return err
-	}
-	if !has {
-		fmt.Fprint(b.out, "not available yet: this daemon's API has no reset ")
-		b.rep.Skipped = append(b.rep.Skipped, report.Skip{Scenario: "reset", Why: "not available yet: this daemon's API has no reset"})
-		return nil
 	}
 	id, remove, err := d.inUse(ctx)
 	if err != nil {
@@ -160,7 +148,7 @@ func reset(ctx context.Context, b *bench) (err error) {
 				return 0, err
 			}
 			start := time.Now()
-			err := post(ctx, web, "/v1/sandboxes/"+id+"/reset")
+			_, err := d.Reset(ctx, id)
 			took := millis(start)
 			if err != nil {
 				return 0, err
@@ -174,57 +162,4 @@ func reset(ctx context.Context, b *bench) (err error) {
 			}
 			return took, nil
 		}})
-}
-
-// raw returns an HTTP client of the daemon, for what the SDK does not know.
-func (d *daemon) raw() *http.Client {
-	path := strings.TrimPrefix(d.socket, "unix://")
-	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}}}
-}
-
-// hasReset reads the API's own description.
-func hasReset(ctx context.Context, c *http.Client) (bool, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandboxd/openapi.json", http.NoBody)
-	if err != nil {
-		return false, err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return false, fmt.Errorf("ask for the API's description: %w", err)
-	}
-	defer resp.Body.Close()
-	var doc struct {
-		Paths map[string]json.RawMessage `json:"paths"`
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&doc); err != nil {
-		return false, fmt.Errorf("read the API's description: %w", err)
-	}
-	if len(doc.Paths) == 0 {
-		return false, errors.New("the API's description names no path")
-	}
-	for path := range doc.Paths {
-		if strings.HasPrefix(path, "/v1/sandboxes/") && strings.HasSuffix(path, "/reset") {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func post(ctx context.Context, c *http.Client, path string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandboxd"+path, http.NoBody)
-	if err != nil {
-		return err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode >= 300 {
-		err = fmt.Errorf("POST %s: %s: %s", path, resp.Status, bytes.TrimSpace(body))
-	}
-	return err
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -28,6 +31,7 @@ var scenarios = []scenario{
 	{"warm", createWarm},
 	{"idle", createIdle},
 	{"cold", createCold},
+	{"fresh", createFresh},
 	{"exec", execTrue},
 	{"burst", burst},
 	{"churn", churn},
@@ -40,32 +44,49 @@ var scenarios = []scenario{
 
 // plan says how much of everything.
 type plan struct {
-	warm, idle, cold, exec, destroy, reset int // rounds
-	warmUp                                 int // rounds before, not counted
-	burst, bursts                          int // sandboxes, rounds
-	clients                                []int
-	slice                                  time.Duration // of churn at one contestant
-	slices                                 int
-	streamBytes, fileBytes                 int64
-	transfers, smallFiles                  int
-	levels                                 []int // idle sandboxes
-	densityRounds                          int
-	idleFor                                time.Duration
-	volume                                 string
+	warm, idle, cold, fresh, exec, destroy, reset int // rounds
+	warmUp                                        int // rounds before, not counted
+	pool                                          int // shells kept ready, but in cold
+	burst, bursts                                 int // sandboxes, rounds
+	clients                                       []int
+	lead                                          time.Duration // of churn, ours, not counted: uses up the pool
+	slice                                         time.Duration // of churn at one contestant
+	slices                                        int
+	streamBytes, fileBytes                        int64
+	transfers, smallFiles                         int
+	levels                                        []int // idle sandboxes
+	densityRounds                                 int
+	idleFor                                       time.Duration
+	volume                                        string
+	calm                                          time.Duration // without work, before each sample
 }
 
+// modeVM is the report's mode of a run in the virtual machine.
+const modeVM = "vm"
+
 var full = plan{
-	warm: 300, idle: 60, cold: 60, exec: 300, destroy: 100, reset: 100, warmUp: 5,
-	burst: 100, bursts: 5, clients: []int{1, 2, 4, 8}, slice: 10 * time.Second, slices: 3,
+	warm: 300, idle: 60, cold: 60, fresh: 60, exec: 300, destroy: 100, reset: 100, warmUp: 5, pool: 100,
+	burst: 100, bursts: 5, clients: []int{1, 2, 4, 8}, lead: 5 * time.Second, slice: 10 * time.Second, slices: 3,
 	streamBytes: 2 << 30, fileBytes: 1 << 30, transfers: 5, smallFiles: 10000,
 	levels: []int{0, 250, 1000}, densityRounds: 50, idleFor: 10 * time.Second, volume: "8g",
+	calm: 3 * time.Millisecond,
 }
 
 var quick = plan{
-	warm: 10, idle: 5, cold: 10, exec: 20, destroy: 5, reset: 10, warmUp: 1,
-	burst: 100, bursts: 1, clients: []int{1, 2, 4, 8}, slice: time.Second, slices: 1,
+	warm: 10, idle: 5, cold: 10, fresh: 5, exec: 20, destroy: 5, reset: 10, warmUp: 1, pool: 100,
+	burst: 100, bursts: 1, clients: []int{1, 2, 4, 8}, lead: 2 * time.Second, slice: time.Second, slices: 1,
 	streamBytes: 256 << 20, fileBytes: 128 << 20, transfers: 1, smallFiles: 1000,
 	levels: []int{0, 50}, densityRounds: 10, idleFor: 3 * time.Second, volume: "2g",
+	calm: 3 * time.Millisecond,
+}
+
+// emulation has the sizes for a machine that is ten to forty times slower.
+var emulation = plan{
+	warm: 30, idle: 15, cold: 20, fresh: 20, exec: 30, destroy: 20, reset: 20, warmUp: 2, pool: 30,
+	burst: 20, bursts: 3, clients: []int{2}, lead: 10 * time.Second, slice: 10 * time.Second, slices: 2,
+	streamBytes: 64 << 20, fileBytes: 32 << 20, transfers: 2, smallFiles: 200,
+	levels: []int{0, 50}, densityRounds: 10, idleFor: 5 * time.Second, volume: "2g",
+	calm: 20 * time.Millisecond,
 }
 
 // contestant takes one sample of one scenario.
@@ -80,36 +101,54 @@ type setting struct {
 	more                    bool
 }
 
-// rounds lets the contestants take turns: A B C D, A B C D, … Before each
-// sample it waits as before says. The first rounds warm caches and do not
-// count.
+// rounds lets the contestants take turns, in each round in another order: what
+// one leaves behind in the kernel, unseen, must not always meet the same other.
+// Before each sample it waits as before says. The first rounds warm caches and
+// do not count.
 func (b *bench) rounds(ctx context.Context, s setting, n, warmUp int, before func(context.Context) error, cs ...contestant) error {
 	b.rep.Scene(s.name, s.title, s.note)
+	order := rand.New(rand.NewPCG(1, 1)) // the same in every run
 	for i := -warmUp; i < n; i++ {
-		for _, c := range cs {
+		samples := make([]float64, len(cs))
+		for _, turn := range order.Perm(len(cs)) {
+			c := cs[turn]
 			if err := before(ctx); err != nil {
 				return err
 			}
-			sample, err := c.once(ctx)
-			if err != nil {
+			var err error
+			if samples[turn], err = c.once(ctx); err != nil {
 				return fmt.Errorf("%s, %s, round %d: %w", s.name, c.name, i, err)
 			}
+			b.owes = b.owes || strings.HasPrefix(c.name, report.Us)
+		}
+		for j, c := range cs {
 			if i >= 0 {
-				b.rep.Add(s.name, c.name, s.unit, s.more, sample)
+				b.rep.Add(s.name, c.name, s.unit, s.more, samples[j])
 			}
 		}
 	}
 	return nil
 }
 
-// settled waits until the last sample's aftermath is over.
+// settled waits until the last sample's aftermath is over: the pool is full
+// again, the trash is empty, and nothing of the run works. The collection of
+// this program's own garbage is not left for the next sample either.
 func (b *bench) settled(ctx context.Context) error {
-	return b.quiet(ctx, 3*time.Millisecond, 300*time.Millisecond)
+	if err := b.paid(ctx); err != nil {
+		return err
+	}
+	runtime.GC()
+	return b.quiet(ctx, b.plan.calm, 100*b.plan.calm)
 }
 
 // atRest leaves the host idle: processors go to sleep, and kernel work that
 // waits for them takes longer.
-func (b *bench) atRest(ctx context.Context) error { return pause(ctx, 150*time.Millisecond) }
+func (b *bench) atRest(ctx context.Context) error {
+	if err := b.settled(ctx); err != nil {
+		return err
+	}
+	return pause(ctx, 150*time.Millisecond)
+}
 
 func millis(since time.Time) float64 { return float64(time.Since(since)) / float64(time.Millisecond) }
 
@@ -126,8 +165,8 @@ type live struct {
 }
 
 // firstByte creates a sandbox and runs echo in it, to the first byte.
-func (d *daemon) firstByte(ctx context.Context) (live, error) {
-	sb, p, err := d.Run(ctx, api.RunRequest{Sandbox: spec(), Process: api.ExecRequest{ProcessSpec: sandbox.ProcessSpec{Argv: hello}}}, "")
+func (d *daemon) firstByte(ctx context.Context, s sandbox.Spec) (live, error) {
+	sb, p, err := d.Run(ctx, api.RunRequest{Sandbox: s, Process: api.ExecRequest{ProcessSpec: sandbox.ProcessSpec{Argv: hello}}}, "")
 	if err != nil {
 		return live{}, fmt.Errorf("run: %w", err)
 	}
@@ -173,9 +212,11 @@ func (d *daemon) remove(ctx context.Context, l live) error {
 }
 
 // create is us in the scenarios of creation.
-func (d *daemon) create(ctx context.Context) (float64, error) {
+func (d *daemon) create(ctx context.Context) (float64, error) { return d.createOf(ctx, spec()) }
+
+func (d *daemon) createOf(ctx context.Context, s sandbox.Spec) (float64, error) {
 	start := time.Now()
-	l, err := d.firstByte(ctx)
+	l, err := d.firstByte(ctx, s)
 	took := millis(start)
 	if err != nil {
 		return 0, err
@@ -187,23 +228,21 @@ func (d *daemon) create(ctx context.Context) (float64, error) {
 type runner interface {
 	Name() string
 	Prepare(id string, argv ...string) error
+	PrepareOn(root, id string, argv ...string) error
 	Run(ctx context.Context, id string) (*exec.Cmd, error)
 }
 
 func (b *bench) peers() []runner { return []runner{b.runc, b.crun, b.bwrap} }
 
-// fresh is a peer in the scenarios of creation.
-func (b *bench) fresh(p runner) (contestant, error) {
-	err := p.Prepare("echo", hello...)
-	return contestant{p.Name(), func(ctx context.Context) (float64, error) {
-		cmd, err := p.Run(ctx, "echo")
+// runs is a peer in the scenarios of creation, in what was prepared as id.
+func (b *bench) runs(p runner, id string) func(context.Context) (float64, error) {
+	return func(ctx context.Context) (float64, error) {
+		cmd, err := p.Run(ctx, id)
 		if err != nil {
 			return 0, err
 		}
-		start := time.Now()
-		first, err := b.output(cmd, start)
-		return first, err
-	}}, err
+		return b.output(cmd, time.Now())
+	}
 }
 
 // output runs a command that says hello and returns when its first byte came,
@@ -261,11 +300,10 @@ func (b *bench) creators(d *daemon) ([]contestant, error) {
 		{report.Us, d.create},
 	}
 	for _, p := range b.peers() {
-		c, err := b.fresh(p)
-		if err != nil {
+		if err := p.Prepare("echo", hello...); err != nil {
 			return nil, err
 		}
-		cs = append(cs, c)
+		cs = append(cs, contestant{p.Name(), b.runs(p, "echo")})
 	}
 	return cs, nil
 }
@@ -287,15 +325,15 @@ func (b *bench) creation(ctx context.Context, s setting, pool, n int, before fun
 func createWarm(ctx context.Context, b *bench) error {
 	return b.creation(ctx, setting{
 		name: "create-warm", title: "new sandbox → first byte of echo, warm",
-		note: "sandboxd: two requests (create, exec) over the unix socket; peers: run",
-	}, warmPool, b.plan.warm, b.settled)
+		note: "sandboxd: one request over the unix socket; peers: run",
+	}, b.plan.pool, b.plan.warm, b.settled)
 }
 
 func createIdle(ctx context.Context, b *bench) error {
 	return b.creation(ctx, setting{
 		name: "create-idle", title: "the same on an idle host",
 		note: "after 150 ms of rest before every sample",
-	}, warmPool, b.plan.idle, b.atRest)
+	}, b.plan.pool, b.plan.idle, b.atRest)
 }
 
 func createCold(ctx context.Context, b *bench) error {

@@ -29,7 +29,7 @@ func rate(bytes int64, since time.Time) float64 {
 
 // stream reads much output of a command.
 func stream(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (p pattern) check(offset int64, b []byte) error {
 
 // files carries one large file and many small ones in and out.
 func files(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, warmPool)
+	d, err := b.ours(ctx, b.plan.pool)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,12 @@ type Bubblewrap struct {
 	root    string
 	filter  string // path of the compiled system call filter
 	log     *os.File
-	argv    map[string][]string
+	ready   map[string]prepared
+}
+
+type prepared struct {
+	root string
+	argv []string
 }
 
 // NewBubblewrap returns bubblewrap on root. Its filter is the one our own
@@ -35,7 +40,7 @@ func NewBubblewrap(dir, root string, log *os.File) (*Bubblewrap, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bubblewrap{program: program, root: root, filter: filepath.Join(dir, "seccomp.bpf"), log: log, argv: map[string][]string{}}
+	b := &Bubblewrap{program: program, root: root, filter: filepath.Join(dir, "seccomp.bpf"), log: log, ready: map[string]prepared{}}
 	return b, os.WriteFile(b.filter, filter, 0o600)
 }
 
@@ -44,7 +49,12 @@ func (b *Bubblewrap) Name() string { return "bwrap" }
 
 // Prepare remembers what id will run: bwrap keeps nothing on disk.
 func (b *Bubblewrap) Prepare(id string, argv ...string) error {
-	b.argv[id] = argv
+	return b.PrepareOn(b.root, id, argv...)
+}
+
+// PrepareOn is Prepare on a root of the sandbox's own.
+func (b *Bubblewrap) PrepareOn(root, id string, argv ...string) error {
+	b.ready[id] = prepared{root, argv}
 	return nil
 }
 
@@ -59,9 +69,9 @@ func (b *Bubblewrap) Run(ctx context.Context, id string) (*exec.Cmd, error) {
 	args := append([]string{
 		"--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", // the mount namespace always
 		"--hostname", "bench", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-		"--ro-bind", b.root, "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+		"--ro-bind", b.ready[id].root, "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
 		"--seccomp", "3", "--",
-	}, b.argv[id]...)
+	}, b.ready[id].argv...)
 	cmd := exec.CommandContext(ctx, b.program, args...)
 	cmd.Stderr = b.log
 	cmd.ExtraFiles = []*os.File{filter}

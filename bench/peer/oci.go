@@ -23,6 +23,14 @@ type OCI struct {
 	log    *os.File
 
 	noDevices bool // see NoDevices
+	limits    *Limits
+}
+
+// Limits are what a container may use.
+type Limits struct {
+	CPUs        int64
+	MemoryBytes int64 // without any swap
+	PIDs        int64
 }
 
 // NewOCI returns the runtime called name, "runc" or "crun". It keeps its
@@ -48,12 +56,22 @@ func NewOCI(name, dir, root, cgroup string, log *os.File) (*OCI, error) {
 // machine does not let it. It then has less to do than the others.
 func (r *OCI) NoDevices() bool { return r.noDevices }
 
+// Limit sets what containers prepared from now on may use. The host must be
+// able to enforce it.
+func (r *OCI) Limit(l Limits) { r.limits = &l }
+
+// Cgroup returns the cgroup2 path of container id.
+func (r *OCI) Cgroup(id string) string { return filepath.Join(r.cgroup, r.name+"-"+id) }
+
 // Name returns the name of the runtime.
 func (r *OCI) Name() string { return r.name }
 
 // Prepare writes the bundle of container id, whose process will be argv.
-func (r *OCI) Prepare(id string, argv ...string) error {
-	spec, err := r.spec(id, argv)
+func (r *OCI) Prepare(id string, argv ...string) error { return r.PrepareOn(r.root, id, argv...) }
+
+// PrepareOn is Prepare on a root of the container's own.
+func (r *OCI) PrepareOn(root, id string, argv ...string) error {
+	spec, err := r.spec(root, id, argv)
 	if err != nil {
 		return err
 	}
@@ -123,11 +141,11 @@ var capabilities = []string{
 
 // spec is a container as people commonly run them: the usual mounts, masks
 // and capabilities, and the default system call filter.
-func (r *OCI) spec(id string, argv []string) (*specs.Spec, error) {
+func (r *OCI) spec(root, id string, argv []string) (*specs.Spec, error) {
 	s := &specs.Spec{
 		Version:  "1.0.2", // the runtimes of Debian 12
 		Hostname: "bench",
-		Root:     &specs.Root{Path: r.root, Readonly: true},
+		Root:     &specs.Root{Path: root, Readonly: true},
 		Process: &specs.Process{
 			Args: argv, Cwd: "/", Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
@@ -142,7 +160,7 @@ func (r *OCI) spec(id string, argv []string) (*specs.Spec, error) {
 			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
 		},
 		Linux: &specs.Linux{
-			CgroupsPath: filepath.Join(r.cgroup, r.name+"-"+id),
+			CgroupsPath: r.Cgroup(id),
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace},
 				{Type: specs.MountNamespace},
@@ -158,15 +176,28 @@ func (r *OCI) spec(id string, argv []string) (*specs.Spec, error) {
 			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
 		},
 	}
-	if !r.noDevices {
-		s.Linux.Resources = &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
-	}
+	s.Linux.Resources = r.resources()
 	filter, err := profile.GetDefaultProfile(s)
 	if err != nil {
 		return nil, fmt.Errorf("default system call filter: %w", err)
 	}
 	s.Linux.Seccomp = filter
 	return s, nil
+}
+
+func (r *OCI) resources() *specs.LinuxResources {
+	var res specs.LinuxResources
+	if !r.noDevices {
+		res.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	}
+	if l := r.limits; l != nil {
+		period := uint64(100_000) // µs, the kernel's own choice
+		quota := l.CPUs * int64(period)
+		res.CPU = &specs.LinuxCPU{Period: &period, Quota: &quota}
+		res.Memory = &specs.LinuxMemory{Limit: &l.MemoryBytes, Swap: &l.MemoryBytes} // swap counts both
+		res.Pids = &specs.LinuxPids{Limit: &l.PIDs}
+	}
+	return &res
 }
 
 // tail returns the end of a log, for errors.

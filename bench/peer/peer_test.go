@@ -38,6 +38,19 @@ func TestBundleIsComparable(t *testing.T) {
 	}
 }
 
+// TestBundleHasLimits looks for them, and for none where none were set.
+func TestBundleHasLimits(t *testing.T) {
+	r := &OCI{name: "crun", dir: t.TempDir()}
+	if res := r.resources(); res.CPU != nil || res.Memory != nil || res.Pids != nil || len(res.Devices) != 1 {
+		t.Errorf("without limits: %+v", res)
+	}
+	r.Limit(Limits{CPUs: 2, MemoryBytes: 1 << 20, PIDs: 9})
+	res := r.resources()
+	if *res.CPU.Quota != 2*int64(*res.CPU.Period) || *res.Memory.Limit != 1<<20 || *res.Memory.Swap != 1<<20 || *res.Pids.Limit != 9 {
+		t.Errorf("with limits: %+v", res)
+	}
+}
+
 func TestCommandsDoNotShareArguments(t *testing.T) {
 	r := &OCI{name: "crun", args: append(make([]string, 0, 8), "/usr/bin/crun", "--root", "/x"), dir: "/d"}
 	a, b := r.Exec(t.Context(), "one", "true"), r.Delete(t.Context(), "two")

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -16,7 +17,7 @@ const (
 // Report is one run.
 type Report struct {
 	Schema    int        `json:"schema"`
-	Mode      string     `json:"mode"` // full or quick
+	Mode      string     `json:"mode"` // full, quick or vm
 	Started   time.Time  `json:"started"`
 	Seconds   float64    `json:"seconds"`
 	Host      Host       `json:"host"`
@@ -110,7 +111,8 @@ func (r *Report) Find(scenario, contestant string) *Series {
 	return nil
 }
 
-// Of returns the series of one scenario in the order they were added.
+// Of returns the series of one scenario in the order they were added, the
+// floor and ours first.
 func (r *Report) Of(scenario string) []*Series {
 	var out []*Series
 	for _, s := range r.Series {
@@ -118,7 +120,18 @@ func (r *Report) Of(scenario string) []*Series {
 			out = append(out, s)
 		}
 	}
+	slices.SortStableFunc(out, func(a, b *Series) int { return rank(a) - rank(b) })
 	return out
+}
+
+func rank(s *Series) int {
+	switch {
+	case s.Contestant == Floor:
+		return 0
+	case strings.HasPrefix(s.Contestant, Us):
+		return 1
+	}
+	return 2
 }
 
 // Times returns how far contestant a is ahead of b; false when one of them

@@ -22,6 +22,8 @@ packages=(
   iproute2 nftables e2fsprogs xfsprogs libseccomp2
   # what its tests use
   curl git iperf3 iputils-ping netcat-openbsd python3-minimal quota strace stress-ng
+  # what the benchmark measures it beside
+  runc crun bubblewrap busybox-static
 )
 
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/sandboxd-box.XXXXXX")
