@@ -101,6 +101,13 @@ func (b *bench) paid(ctx context.Context) error {
 	if !b.owes || b.daemon == nil {
 		return nil
 	}
+	err := b.tidy(ctx, func(p sandbox.PoolStats) bool { return p.Ready >= p.Target })
+	b.owes = err != nil
+	return err
+}
+
+// tidy waits until the pool is as asked for and the trash is empty.
+func (b *bench) tidy(ctx context.Context, done func(sandbox.PoolStats) bool) error {
 	trash := filepath.Join("/proc", strconv.Itoa(b.daemon.cmd.Process.Pid), "root", b.dir, "state/volume/trash")
 	for deadline := time.Now().Add(5 * time.Minute); ; {
 		pool, err := b.daemon.Pool(ctx)
@@ -111,8 +118,7 @@ func (b *bench) paid(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("look into the daemon's trash: %w", err)
 		}
-		if pool.Ready >= pool.Target && len(left) == 0 {
-			b.owes = false
+		if done(pool) && len(left) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {

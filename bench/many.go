@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -162,8 +163,9 @@ func density(ctx context.Context, b *bench) error {
 			return fmt.Errorf("at %d idle: %w", level, err)
 		}
 		have = level
-		b.owes = true
-		if err := errors.Join(b.paid(ctx), b.quiet(ctx, 200*time.Millisecond, time.Minute)); err != nil {
+		// What demand has added to the pool is no sandbox's memory.
+		calm := func(p sandbox.PoolStats) bool { return p.Target == p.Size && p.Ready == p.Size }
+		if err := errors.Join(b.tidy(ctx, calm), b.quiet(ctx, 200*time.Millisecond, time.Minute)); err != nil {
 			return err
 		}
 		if err := b.idleCost(ctx, d, level, &empty); err != nil {
@@ -194,6 +196,28 @@ type memory struct {
 	free   float64 // as the kernel reckons; everybody's doing
 	kernel float64 // the kernel's own
 	daemon float64 // resident
+}
+
+// steadyMemory reads the memory once the kernel's own stays as it is: what the
+// scenario before had is given back late.
+func (b *bench) steadyMemory(ctx context.Context, d *daemon) (memory, error) {
+	const (
+		tries = 20 // of a second and a half
+		still = 1 << 20
+	)
+	last, err := b.memoryNow(ctx, d)
+	for range tries {
+		if err := errors.Join(err, pause(ctx, time.Second)); err != nil {
+			return last, err
+		}
+		var now memory
+		now, err = b.memoryNow(ctx, d)
+		moved := math.Abs(now.kernel - last.kernel)
+		if last = now; moved < still {
+			break
+		}
+	}
+	return last, err
 }
 
 func (b *bench) memoryNow(ctx context.Context, d *daemon) (m memory, err error) {
@@ -237,7 +261,7 @@ func (d *daemon) inits(ctx context.Context) (float64, error) {
 
 // idleCost measures memory and cpu of a host with some idle sandboxes.
 func (b *bench) idleCost(ctx context.Context, d *daemon, level int, empty *memory) error {
-	now, err := b.memoryNow(ctx, d)
+	now, err := b.steadyMemory(ctx, d)
 	if err != nil {
 		return err
 	}

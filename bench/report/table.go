@@ -48,7 +48,7 @@ func (r *Report) Text(w io.Writer) error {
 
 // company says how much of the machine others had meanwhile.
 func (r *Report) company() string {
-	s := fmt.Sprintf("%.0f %% of the processors' time went to programs that are not part of the run.", 100*r.Host.OthersShare)
+	s := fmt.Sprintf("%.0f %% of the processors' time went to programs that are not part of the run, and to the kernel's own threads.", 100*r.Host.OthersShare)
 	if r.Host.OthersShare > 0.1 {
 		s += " That is much: only the ratios tell something, and they roughly."
 	}
