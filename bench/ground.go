@@ -213,7 +213,8 @@ func (b *bench) leaveTree(ctx context.Context) error {
 	return nil
 }
 
-// makeRoot makes a root file system of the static busybox.
+// makeRoot makes a root file system of the static busybox, and of this host's
+// own /bin/true with the libraries it loads: what people mean by that name.
 func makeRoot(ctx context.Context, dir string) error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -239,11 +240,40 @@ func makeRoot(ctx context.Context, dir string) error {
 		os.Chmod(filepath.Join(dir, "tmp"), 0o777|os.ModeSticky),
 	}
 	for name := range strings.FieldsSeq(string(applets)) {
-		if name != "busybox" {
+		if name != "busybox" && name != "true" {
 			errs = append(errs, os.Symlink("busybox", filepath.Join(dir, "bin", name)))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, copyTrue(ctx, dir))...)
+}
+
+// copyTrue copies /bin/true of the host, its libraries and the list by which
+// the loader finds them.
+func copyTrue(ctx context.Context, dir string) error {
+	out, err := exec.CommandContext(ctx, "ldd", "/bin/true").Output()
+	if err != nil {
+		return fmt.Errorf("ldd /bin/true: %w", err)
+	}
+	files := []string{"/bin/true", "/etc/ld.so.cache"}
+	for word := range strings.FieldsSeq(string(out)) {
+		if strings.HasPrefix(word, "/") {
+			files = append(files, word)
+		}
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return fmt.Errorf("root file system: %w", err)
+		}
+		to := filepath.Join(dir, f)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return fmt.Errorf("root file system: %w", err)
+		}
+		if err := os.WriteFile(to, data, 0o755); err != nil {
+			return fmt.Errorf("root file system: %w", err)
+		}
+	}
+	return nil
 }
 
 // hostFacts describes the machine and the versions compared.

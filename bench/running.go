@@ -66,7 +66,22 @@ func execTrue(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, removePeers()) }()
-	nop := []string{"/bin/true"}
+	for _, s := range []struct {
+		name, title string
+		nop         []string
+	}{
+		{"exec", "exec of /bin/true to its end", []string{"/bin/true"}},
+		{"exec-static", "exec of a static program that does nothing (busybox true)", []string{"/bin/busybox", "true"}},
+	} {
+		if err := execNop(ctx, b, d, id, oci, setting{name: s.name, title: s.title, unit: "ms", note: "host: fork, exec and wait of the same program"}, s.nop); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// execNop runs a program that does nothing everywhere.
+func execNop(ctx context.Context, b *bench, d *daemon, id string, oci []*peer.OCI, what setting, nop []string) error {
 	cs := []contestant{
 		{report.Floor, func(ctx context.Context) (float64, error) { return b.ran(b.onHost(ctx, nop...)) }},
 		{report.Us, func(ctx context.Context) (float64, error) {
@@ -79,7 +94,7 @@ func execTrue(ctx context.Context, b *bench) (err error) {
 			return millis(start), err
 		}},
 		{cli, func(ctx context.Context) (float64, error) {
-			return b.ran(exec.CommandContext(ctx, filepath.Join(b.bin, "sandbox"), "--host", d.socket, "exec", id, "--", nop[0]))
+			return b.ran(exec.CommandContext(ctx, filepath.Join(b.bin, "sandbox"), append([]string{"--host", d.socket, "exec", id, "--"}, nop...)...))
 		}},
 	}
 	for _, p := range oci {
@@ -87,10 +102,7 @@ func execTrue(ctx context.Context, b *bench) (err error) {
 			return b.ran(p.Exec(ctx, "exec", nop...))
 		}})
 	}
-	return b.rounds(ctx, setting{
-		name: "exec", title: "exec of /bin/true to its end", unit: "ms",
-		note: "host: fork, exec and wait of the same program",
-	}, b.plan.exec, b.plan.warmUp, b.settled, cs...)
+	return b.rounds(ctx, what, b.plan.exec, b.plan.warmUp, b.settled, cs...)
 }
 
 // destroy removes a sandbox with a process that sleeps: the time of the
