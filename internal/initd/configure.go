@@ -77,6 +77,9 @@ func (s *Server) prepare(c *conn, a initproto.Prepare) error {
 	if err := s.closeNamespaces(); err != nil {
 		return err
 	}
+	if err := s.left.note(); err != nil {
+		return sandbox.Errorf(sandbox.ErrUnavailable, "note_failed", "looking at what no process has touched yet: %w", err)
+	}
 	w, err := startWorker(a.Capabilities, a.Seccomp)
 	if err != nil {
 		return err
@@ -253,12 +256,33 @@ func (t *table) killAll(deadline time.Time) error {
 	}
 }
 
+// clearLeftovers lets nothing outlive the root that goes. Before the first
+// root no process was: what is there is what it shall be.
+func (s *Server) clearLeftovers() error {
+	if s.switches.Load() == 0 {
+		return s.left.note()
+	}
+	if !s.used.Load() {
+		return nil
+	}
+	if err := s.left.clear(); err != nil {
+		return err
+	}
+	s.used.Store(false)
+	return nil
+}
+
 func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.File, done *initproto.Configured) error {
 	if err := s.closeNamespaces(); err != nil {
 		return err
 	}
 	began := time.Now()
 	if root != nil {
+		if err := s.clearLeftovers(); err != nil {
+			return sandbox.Errorf(sandbox.ErrUnavailable, "clear_failed", "clearing what the old root's processes left: %w", err)
+		}
+		done.Clear = time.Since(began)
+		began = time.Now()
 		if err := switchRoot(root, extra, a.Extra); err != nil {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
 		}

@@ -97,6 +97,7 @@ func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, argv []string, pat
 	s.procs.forking.RLock()
 	defer s.procs.forking.RUnlock()
 	s.procs.forked.Store(true)
+	s.used.Store(true)
 	awake()
 	verdict := error(unix.ENOENT)
 	for i, name := range candidates {

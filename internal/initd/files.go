@@ -47,6 +47,7 @@ func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 	s.root.RLock()
 	defer s.root.RUnlock()
 	s.bind(c, true)
+	s.used.Store(true)
 	s.cfgMu.RLock()
 	cfg, err := s.settingsNow()
 	s.cfgMu.RUnlock()

@@ -46,10 +46,12 @@ type Server struct {
 	// root is held for reading by file work, however long that takes, for
 	// writing while a root is switched. Taken before cfgMu.
 	root sync.RWMutex
-	// cfgMu guards cfg; starting a process holds it for reading.
+	// cfgMu guards cfg, closed and left; starting a process holds it for reading.
 	cfgMu    sync.RWMutex
 	cfg      settings
 	closed   bool // no namespace can be made inside
+	left     leftovers
+	used     atomic.Bool // by a process or file work, since left was noted or cleared
 	switches atomic.Int64
 	before   atomic.Int64 // the last process's number at the last switch
 	ready    atomic.Bool

@@ -87,6 +87,7 @@ type Prepare struct {
 // and where the processes of the new root begin.
 type Configured struct {
 	Kill    time.Duration `json:"kill"`    // ending the old root's processes
+	Clear   time.Duration `json:"clear"`   // what they left in the namespaces
 	Switch  time.Duration `json:"switch"`  // attaching, moving and pivoting
 	Files   time.Duration `json:"files"`   // hostname, hosts, resolv.conf
 	Workers time.Duration `json:"workers"` // the thread that forks workloads

@@ -187,6 +187,7 @@ var movedIn = []string{"proc", "sys", "dev"}
 
 func addParts(sum *guest.Timings, t guest.Timings) {
 	sum.Kill += t.Kill
+	sum.Clear += t.Clear
 	sum.Switch += t.Switch
 	sum.Files += t.Files
 	sum.Workers += t.Workers
@@ -194,7 +195,7 @@ func addParts(sum *guest.Timings, t guest.Timings) {
 }
 
 func reportParts(b *testing.B, sum guest.Timings, n int) {
-	for name, d := range map[string]time.Duration{"kill": sum.Kill, "switch": sum.Switch, "files": sum.Files, "workers": sum.Workers, "inside": sum.Total} {
+	for name, d := range map[string]time.Duration{"kill": sum.Kill, "clear": sum.Clear, "switch": sum.Switch, "files": sum.Files, "workers": sum.Workers, "inside": sum.Total} {
 		b.ReportMetric(float64(d.Microseconds())/float64(n), "µs-"+name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,8 +58,11 @@ var scratch string
 
 // stage runs inside the namespaces and returns only with an error.
 func stage(binary string) error {
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		return fmt.Errorf("unshare cgroup: %w", err)
+	runtime.LockOSThread()
+	// Here the ids are mapped, and so the namespaces' entries in /proc/net and
+	// /dev/mqueue are of the sandbox's root, as with the launcher.
+	if err := unix.Unshare(unix.CLONE_NEWCGROUP | unix.CLONE_NEWNET | unix.CLONE_NEWIPC); err != nil {
+		return fmt.Errorf("unshare: %w", err)
 	}
 	_, _ = unix.Write(readyFD, []byte("r"))
 	var b [1]byte
@@ -78,7 +82,13 @@ func stage(binary string) error {
 		},
 		func() error { return unix.Mount("sysfs", "sys", "sysfs", unix.MS_RDONLY, "") },
 		func() error { return unix.Mount("dev", "dev", "tmpfs", unix.MS_NOSUID, "mode=755") },
-		func() error { return mkdirs("dev/pts", "dev/shm") },
+		func() error { return mkdirs("dev/pts", "dev/shm", "dev/mqueue") },
+		func() error {
+			return unix.Mount("shm", "dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=64m")
+		},
+		func() error {
+			return unix.Mount("mqueue", "dev/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+		},
 		func() error {
 			return unix.Mount("devpts", "dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 		},
@@ -258,7 +268,7 @@ func (b *box) start(listener *os.File) {
 	b.cmd.ExtraFiles = []*os.File{listener, goR, readyW}
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: testIDBase, Size: 65536}}
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS,
 		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{}, Setsid: true,
 	}
