@@ -82,10 +82,10 @@ var quick = plan{
 
 // emulation has the sizes for a machine that is ten to forty times slower.
 var emulation = plan{
-	warm: 30, idle: 15, cold: 20, fresh: 20, exec: 30, destroy: 20, reset: 20, warmUp: 2, pool: 30,
+	warm: 30, idle: 15, cold: 20, fresh: 15, exec: 30, destroy: 20, reset: 20, warmUp: 2, pool: 30,
 	burst: 20, bursts: 3, clients: []int{2}, lead: 10 * time.Second, slice: 10 * time.Second, slices: 2,
 	streamBytes: 64 << 20, fileBytes: 32 << 20, transfers: 2, smallFiles: 200,
-	levels: []int{0, 50}, densityRounds: 10, idleFor: 5 * time.Second, volume: "2g",
+	levels: []int{0, 50}, densityRounds: 5, idleFor: 5 * time.Second, volume: "2g",
 	calm: 20 * time.Millisecond,
 }
 
