@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -22,8 +23,12 @@ var version = "devel"
 
 const defaultConfigPath = "/etc/sandboxd/config.yaml"
 
+// The first thread shows the program's face in /proc, and the runtime cannot
+// end it as it ends others that a library leaves in a foreign namespace: only
+// main runs on it.
+func init() { runtime.LockOSThread() }
+
 func main() {
-	launch.ServeInit() // does not return in a shell's first stage
 	if err := command().Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		os.Exit(1)

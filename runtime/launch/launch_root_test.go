@@ -19,7 +19,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ServeInit()
 	if err := EnterPrivateMounts(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -19,13 +19,16 @@ const stageEnv = "_SANDBOXD_STAGE"
 // place can be configured.
 const cgroupMount = "/sys/fs/cgroup"
 
-// ServeInit turns this process into a shell's first stage when libcontainer
-// started it as one, and otherwise returns at once. Every program that calls
-// Start calls ServeInit first thing in main, because libcontainer starts the
-// running program again with the argument "init".
-func ServeInit() {
+// libcontainer starts the running program again with the argument "init" as a
+// shell's first stage. That stage has to begin here and not in main: by then
+// the packages of the whole daemon would have been initialized, a millisecond
+// of each shell's price. Go initializes a package as soon as those it imports
+// are, and this one imports no HTTP.
+func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" && os.Getenv("_LIBCONTAINER_INITPIPE") != "" {
-		libcontainer.Init()
+		runtime.GOMAXPROCS(1)
+		runtime.LockOSThread()
+		libcontainer.Init() // does not return
 	}
 }
 
