@@ -69,7 +69,7 @@ func (b *bench) restart(ctx context.Context, pool int) (*daemon, error) {
 		return nil, err
 	}
 	defer leaf.Close()
-	run := filepath.Join(b.dir, "run")
+	run := filepath.Join(b.run(), "sandboxd")
 	d := &daemon{pool: pool, socket: "unix://" + filepath.Join(run, "sandboxd.sock"), done: make(chan struct{})}
 	if d.Client, err = client.New(d.socket); err != nil {
 		return nil, err

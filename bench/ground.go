@@ -67,6 +67,10 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 	if err := os.Chmod(b.dir, 0o711); err != nil { // sandboxes' ids pass through
 		return nil, fmt.Errorf("scratch directory: %w", err)
 	}
+	// As /run is on every machine that runs systemd, for all contestants.
+	if err := errors.Join(os.Mkdir(b.run(), 0o711), unix.Mount("run", b.run(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=711")); err != nil {
+		return nil, fmt.Errorf("mount a run directory: %w", err)
+	}
 	b.root, b.tree = filepath.Join(b.dir, "root"), "/"+filepath.Base(b.dir)
 	fmt.Fprintf(out, "working in %s and cgroup %s\n", b.dir, b.tree)
 	if err := b.enterTree(); err != nil {
@@ -78,10 +82,10 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 	if b.peerLog, err = os.Create(filepath.Join(b.dir, "peers.log")); err != nil {
 		return nil, err
 	}
-	if b.runc, err = peer.NewOCI("runc", b.dir, b.root, b.tree+"/peers", b.peerLog); err != nil {
+	if b.runc, err = peer.NewOCI("runc", b.dir, b.run(), b.root, b.tree+"/peers", b.peerLog); err != nil {
 		return nil, err
 	}
-	if b.crun, err = peer.NewOCI("crun", b.dir, b.root, b.tree+"/peers", b.peerLog); err != nil {
+	if b.crun, err = peer.NewOCI("crun", b.dir, b.run(), b.root, b.tree+"/peers", b.peerLog); err != nil {
 		return nil, err
 	}
 	if b.bwrap, err = peer.NewBubblewrap(b.dir, b.root, b.peerLog); err != nil {
@@ -139,6 +143,9 @@ func (b *bench) close(ctx context.Context) error {
 	}
 	if b.peerLog != nil {
 		errs = append(errs, b.peerLog.Close())
+	}
+	if err := unix.Unmount(b.run(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		errs = append(errs, fmt.Errorf("unmount %s: %w", b.run(), err))
 	}
 	errs = append(errs, b.leaveTree(ctx), os.RemoveAll(b.dir))
 	return errors.Join(errs...)
@@ -212,6 +219,9 @@ func (b *bench) leaveTree(ctx context.Context) error {
 	}
 	return nil
 }
+
+// run is a directory in memory, for sockets and the records of what runs.
+func (b *bench) run() string { return filepath.Join(b.dir, "run") }
 
 // makeRoot makes a root file system of the static busybox, and of this host's
 // own /bin/true with the libraries it loads: what people mean by that name.

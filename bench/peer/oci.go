@@ -34,15 +34,15 @@ type Limits struct {
 }
 
 // NewOCI returns the runtime called name, "runc" or "crun". It keeps its
-// files below dir, runs its containers on root and in cgroups below the
+// files below dir, what it notes of running containers below run, runs its containers on root and in cgroups below the
 // cgroup2 path cgroup, and writes what the runtime says to log.
-func NewOCI(name, dir, root, cgroup string, log *os.File) (*OCI, error) {
+func NewOCI(name, dir, run, root, cgroup string, log *os.File) (*OCI, error) {
 	program, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w; install the Debian package %s", name, err, name)
 	}
 	r := &OCI{name: name, dir: filepath.Join(dir, name), root: root, cgroup: cgroup, log: log}
-	r.args = []string{program, "--root", filepath.Join(r.dir, "state")}
+	r.args = []string{program, "--root", filepath.Join(run, name)}
 	if name == "crun" {
 		r.args = append(r.args, "--cgroup-manager=cgroupfs")
 		all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
