@@ -68,8 +68,11 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 		return nil, fmt.Errorf("scratch directory: %w", err)
 	}
 	// As /run is on every machine that runs systemd, for all contestants.
-	if err := errors.Join(os.Mkdir(b.run(), 0o711), unix.Mount("run", b.run(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=711")); err != nil {
-		return nil, fmt.Errorf("mount a run directory: %w", err)
+	if err := os.Mkdir(b.run(), 0o711); err != nil {
+		return nil, err
+	}
+	if said, err := exec.CommandContext(ctx, "mount", "-t", "tmpfs", "-o", "nosuid,nodev,mode=711", "run", b.run()).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("mount a run directory: %w: %s", err, said)
 	}
 	b.root, b.tree = filepath.Join(b.dir, "root"), "/"+filepath.Base(b.dir)
 	fmt.Fprintf(out, "working in %s and cgroup %s\n", b.dir, b.tree)
@@ -144,9 +147,8 @@ func (b *bench) close(ctx context.Context) error {
 	if b.peerLog != nil {
 		errs = append(errs, b.peerLog.Close())
 	}
-	if err := unix.Unmount(b.run(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		errs = append(errs, fmt.Errorf("unmount %s: %w", b.run(), err))
-	}
+	// Where it was not mounted the removal works all the same.
+	_ = exec.CommandContext(context.WithoutCancel(ctx), "umount", "--lazy", b.run()).Run()
 	errs = append(errs, b.leaveTree(ctx), os.RemoveAll(b.dir))
 	return errors.Join(errs...)
 }
