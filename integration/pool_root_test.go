@@ -152,8 +152,12 @@ func TestResetUnderLoad(t *testing.T) {
 			}
 		})
 	}
+	whole := 0
 	for i := range soak(20, 200) {
 		_, err := d.Reset(t.Context(), "dev")
+		if err == nil {
+			whole++
+		}
 		if sandbox.CodeOf(err) == "sandbox_ended" { // by a main command that ended by itself, between two resets
 			d.create(t, sandbox.Spec{Name: "dev"})
 			continue
@@ -164,6 +168,9 @@ func TestResetUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
+	if whole == 0 {
+		t.Error("not one reset went through")
+	}
 	testenv.Eventually(t, time.Minute, "what its main commands ended is gone", func() bool {
 		sb, err := d.Sandbox(t.Context(), "dev")
 		return err == nil && sb.Status != sandbox.StatusCompleting

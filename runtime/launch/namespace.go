@@ -20,10 +20,9 @@ const stageEnv = "_SANDBOXD_STAGE"
 const cgroupMount = "/sys/fs/cgroup"
 
 // libcontainer starts the running program again with the argument "init" as a
-// shell's first stage. That stage has to begin here and not in main: by then
-// the packages of the whole daemon would have been initialized, a millisecond
-// of each shell's price. Go initializes a package as soon as those it imports
-// are, and this one imports no HTTP.
+// shell's first stage. That stage begins here and not in main: Go initializes
+// a package as soon as those it imports are, so HTTP and the API's framework,
+// which this one does not import, are not waited for (0.2 ms of 1.4).
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" && os.Getenv("_LIBCONTAINER_INITPIPE") != "" {
 		runtime.GOMAXPROCS(1)
