@@ -238,9 +238,8 @@ func (s *Shell) Wait(ctx context.Context) error {
 		return err
 	}
 	err = conn.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		return err == nil && n > 0
+		dead, err := exited(int(fd))
+		return err == nil && dead
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -259,14 +258,24 @@ func (s *Shell) Alive() bool {
 	if s == nil {
 		return false
 	}
-	alive := false
-	err := s.withPIDFD(func(fd int) error {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		alive = n == 0
+	dead := false
+	err := s.withPIDFD(func(fd int) (err error) {
+		dead, err = exited(fd)
 		return err
 	})
-	return err == nil && alive
+	return err == nil && !dead
+}
+
+// exited tells whether the process of a pidfd has ended: such a descriptor is
+// readable (pidfd_open(2)). Poll can be interrupted even when it does not
+// wait (poll(2), EINTR), and the Go runtime sends its threads signals.
+func exited(pidfd int) (bool, error) {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0, err
+		}
+	}
 }
 
 // withPIDFD runs f with the descriptor of PID 1 as a number, which cannot come
