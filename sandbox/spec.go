@@ -15,6 +15,7 @@ type Spec struct {
 	Name               string            `json:"name,omitempty" maxLength:"63" doc:"Unique among living sandboxes; empty for none."`
 	Image              string            `json:"image,omitempty" maxLength:"255" doc:"Image name; empty means the daemon's default."`
 	ImageDigest        string            `json:"image_digest,omitempty" maxLength:"80" doc:"Content of the image; when given it must match, and in a record it tells what was used."`
+	Snapshot           SnapshotID        `json:"snapshot,omitempty" maxLength:"14" doc:"Begin with the files of this snapshot, on the image it was taken of; image must be empty or that one."`
 	Hostname           string            `json:"hostname,omitempty" maxLength:"63" doc:"Host name inside; empty means the name, else the id."`
 	Env                map[string]string `json:"env,omitempty" doc:"Environment of every process."`
 	WorkDir            string            `json:"workdir,omitempty" maxLength:"4096" doc:"Working directory of processes that name none."`
@@ -25,6 +26,16 @@ type Spec struct {
 	TTLSeconds         int64             `json:"ttl_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Lifetime; 0 means the daemon's default, which may be none."`
 	IdleTimeoutSeconds int64             `json:"idle_timeout_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Ended after this long without a running process or a call; 0 means the daemon's default, which may be none."`
 	Labels             map[string]string `json:"labels,omitempty"`
+	AutoSnapshot       bool              `json:"auto_snapshot,omitempty" doc:"Take a restore point after each command that changed files."`
+	Volumes            []VolumeMount     `json:"volumes,omitempty" maxItems:"32" doc:"Directories that outlive the sandbox."`
+}
+
+// VolumeMount puts a named volume, or a directory of the host, at a path.
+type VolumeMount struct {
+	Volume   string `json:"volume,omitempty" maxLength:"63" doc:"Name of a volume; it must exist."`
+	HostPath string `json:"host_path,omitempty" maxLength:"4096" doc:"A directory of the host beneath one of the configured bind roots; for admins, in place of a volume."`
+	Path     string `json:"path" maxLength:"4096" doc:"Where it appears inside; made if it is missing."`
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // Capabilities is a capability profile (see docs/SECURITY.md).
@@ -86,6 +97,7 @@ func (s Spec) Clone() Spec {
 	s.Env = maps.Clone(s.Env)
 	s.Labels = maps.Clone(s.Labels)
 	s.Network.DNS = slices.Clone(s.Network.DNS)
+	s.Volumes = slices.Clone(s.Volumes)
 	return s
 }
 
@@ -100,6 +112,11 @@ func (s Spec) Validate() error {
 	}
 	if s.Image != "" {
 		if err := ValidateImageName(s.Image); err != nil {
+			return err
+		}
+	}
+	if s.Snapshot != "" {
+		if _, err := ParseSnapshotID(string(s.Snapshot)); err != nil {
 			return err
 		}
 	}

@@ -31,6 +31,7 @@ var mayImport = map[string][]string{
 	"bench/peer":            {"internal/seccomp"},
 	"bench/report":          {},
 	"internal/archtest":     {},
+	"internal/deps":         {},
 	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux"},
 	"internal/initproto":    {"sandbox"},
 	"internal/linux":        {},
