@@ -5,9 +5,10 @@
 //
 // Everything lies on one volume beneath the state directory:
 //
-//	volume/layers/<sha256>/{root,layer.json}   immutable, shared
+//	volume/layers/<sha256>/{root,layer.json}   imported: immutable, shared
+//	volume/layers/upper-<random>/upper         a frozen upper: the same
 //	volume/sandboxes/<id>/{upper,work}         one sandbox's own
-//	volume/staging/<random>/                   an import on its way
+//	volume/staging/<random>/                   an import or a copy on its way
 //	volume/trash/                              emptied in the background
 //
 // Files keep ids 0-65535 on disk; a mount maps them into the range of one

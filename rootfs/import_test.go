@@ -418,7 +418,7 @@ func FuzzUnpack(f *testing.F) {
 			}
 			return
 		}
-		if _, err := parseDigest(info.Digest); err != nil {
+		if _, err := parseLayer(info.Digest); err != nil {
 			t.Error(err)
 		}
 		err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

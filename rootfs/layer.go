@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -24,18 +25,61 @@ type layerInfo struct {
 	Created time.Time `json:"created_at"`
 }
 
-const digestPrefix = "sha256:"
+// A layer's name says what it is, and where below layersDir it lies.
+const (
+	digestPrefix = "sha256:" // an imported one: 64 hexadecimal digits, its directory
+	upperPrefix  = "upper:"  // a frozen upper: 26 characters of a-z and 2-7
+	upperDirs    = "upper-"  // goes before those 26 as its directory
+	upperRandom  = 26
+)
 
-// parseDigest returns the hexadecimal part, which names the layer on disk.
-func parseDigest(d string) (string, error) {
-	h, ok := strings.CutPrefix(d, digestPrefix)
+// NewUpperLayer returns a fresh name for a layer made of an upper.
+func NewUpperLayer() string {
+	// 26 base32 characters, upper case; 130 random bits.
+	return upperPrefix + strings.ToLower(rand.Text()[:upperRandom])
+}
+
+// parseLayer returns the name of a layer's directory.
+func parseLayer(name string) (dir string, err error) {
+	if u, ok := strings.CutPrefix(name, upperPrefix); ok {
+		strange := func(c rune) bool { return (c < 'a' || c > 'z') && (c < '2' || c > '7') }
+		if len(u) != upperRandom || strings.ContainsFunc(u, strange) {
+			return "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_layer", "%.80q is no layer: want upper: and %d characters of a-z and 2-7", name, upperRandom)
+		}
+		return upperDirs + u, nil
+	}
+	h, ok := strings.CutPrefix(name, digestPrefix)
 	if b, err := hex.DecodeString(h); !ok || err != nil || len(b) != sha256.Size || h != strings.ToLower(h) {
-		return "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_digest", "%.80q is no layer digest: want sha256: and 64 hexadecimal digits", d)
+		return "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_digest", "%.80q is no layer digest: want sha256: and 64 hexadecimal digits", name)
 	}
 	return h, nil
 }
 
-// Layers lists the digests of the layers on the volume.
+// layerName is parseLayer backwards; false for a directory that is no layer.
+func layerName(dir string) (string, bool) {
+	name := digestPrefix + dir
+	if u, ok := strings.CutPrefix(dir, upperDirs); ok {
+		name = upperPrefix + u
+	}
+	_, err := parseLayer(name)
+	return name, err == nil
+}
+
+func isUpperLayer(name string) bool { return strings.HasPrefix(name, upperPrefix) }
+
+// layerTree returns where the files of a layer lie, beneath the volume.
+func layerTree(name string) (string, error) {
+	dir, err := parseLayer(name)
+	if err != nil {
+		return "", err
+	}
+	if isUpperLayer(name) {
+		return filepath.Join(layersDir, dir, "upper"), nil
+	}
+	return filepath.Join(layersDir, dir, "root"), nil
+}
+
+// Layers lists the layers on the volume, of both forms.
 func (s *Store) Layers() ([]string, error) {
 	names, err := readNames(s.vol.path(layersDir))
 	if err != nil {
@@ -43,22 +87,33 @@ func (s *Store) Layers() ([]string, error) {
 	}
 	out := make([]string, 0, len(names))
 	for _, n := range names {
-		if _, err := parseDigest(digestPrefix + n); err == nil {
-			out = append(out, digestPrefix+n)
+		if name, ok := layerName(n); ok {
+			out = append(out, name)
 		}
 	}
 	return out, nil
 }
 
+// HasLayer reports whether a layer is there, with its files.
+func (s *Store) HasLayer(layer string) bool {
+	tree, err := layerTree(layer)
+	if err != nil {
+		return false
+	}
+	st, err := os.Lstat(s.vol.path(tree))
+	return err == nil && st.IsDir()
+}
+
 // RemoveLayer puts a layer into the trash; one that is not there is no
-// error. The caller knows that no image and no sandbox stacks it. Running
-// sandboxes would keep it open, but lose its files as the trash is emptied.
-func (s *Store) RemoveLayer(digest string) error {
-	h, err := parseDigest(digest)
+// error. The caller knows that no image, no snapshot and no sandbox stacks
+// it. Running sandboxes would keep it open, but lose its files as the trash
+// is emptied. What a frozen upper counts against goes with it.
+func (s *Store) RemoveLayer(layer string) error {
+	dir, err := parseLayer(layer)
 	if err != nil {
 		return err
 	}
-	return s.trash.add(filepath.Join(layersDir, h))
+	return s.trash.add(filepath.Join(layersDir, dir))
 }
 
 // layer reads the record of a layer.
@@ -76,7 +131,7 @@ func (s *Store) layer(hexDigest string) (layerInfo, error) {
 // rename is the last step and comes after everything is on disk, so a layer
 // that exists is whole.
 func (s *Store) commit(stage string, info layerInfo) (layerInfo, error) {
-	h, err := parseDigest(info.Digest)
+	h, err := parseLayer(info.Digest)
 	if err != nil {
 		return info, err
 	}

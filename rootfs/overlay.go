@@ -40,23 +40,28 @@ const maxLayers = 500
 // overlayPlan is one overlay, with paths relative to the volume.
 type overlayPlan struct {
 	lowers      []string // topmost first, as overlay wants them
-	upper, work string
+	upper, work string   // both empty: read only
 }
 
 func planOverlay(id sandbox.ID, layers []string) (overlayPlan, error) {
-	p := overlayPlan{
-		upper: filepath.Join(sandboxesDir, string(id), "upper"),
-		work:  filepath.Join(sandboxesDir, string(id), "work"),
-	}
+	p, err := planLayers(layers)
+	p.upper = filepath.Join(sandboxesDir, string(id), "upper")
+	p.work = filepath.Join(sandboxesDir, string(id), "work")
+	return p, err
+}
+
+// planLayers plans a read-only overlay, of layers given lowest first.
+func planLayers(layers []string) (overlayPlan, error) {
+	var p overlayPlan
 	if len(layers) == 0 || len(layers) > maxLayers {
 		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers: 1 to %d can be stacked", len(layers), maxLayers)
 	}
 	for _, layer := range slices.Backward(layers) {
-		hex, err := parseDigest(layer)
+		tree, err := layerTree(layer)
 		if err != nil {
 			return p, err
 		}
-		p.lowers = append(p.lowers, filepath.Join(layersDir, hex, "root"))
+		p.lowers = append(p.lowers, tree)
 	}
 	return p, nil
 }
@@ -67,14 +72,17 @@ func planOverlay(id sandbox.ID, layers []string) (overlayPlan, error) {
 //   - volatile: no sync when the mount goes or the sandbox asks for one
 //   - the rest off: each would tie an upper to the very layers it was first
 //     mounted over, or hide data from whoever stacks the upper as a layer
-func features() []linux.MountParam {
-	return []linux.MountParam{
+func (p overlayPlan) features() []linux.MountParam {
+	out := []linux.MountParam{
 		{Key: "redirect_dir", Value: "on"},
 		{Key: "metacopy", Value: "off"},
 		{Key: "index", Value: "off"},
 		{Key: "xino", Value: "off"},
-		{Key: "volatile"},
 	}
+	if p.upper != "" {
+		out = append(out, linux.MountParam{Key: "volatile"})
+	}
+	return out
 }
 
 // params gives each layer its own parameter. base is a path of the volume.
@@ -83,10 +91,12 @@ func (p overlayPlan) params(base string) []linux.MountParam {
 	for _, l := range p.lowers {
 		out = append(out, linux.MountParam{Key: "lowerdir+", Value: filepath.Join(base, l)})
 	}
-	out = append(out,
-		linux.MountParam{Key: "upperdir", Value: filepath.Join(base, p.upper)},
-		linux.MountParam{Key: "workdir", Value: filepath.Join(base, p.work)})
-	return append(out, features()...)
+	if p.upper != "" {
+		out = append(out,
+			linux.MountParam{Key: "upperdir", Value: filepath.Join(base, p.upper)},
+			linux.MountParam{Key: "workdir", Value: filepath.Join(base, p.work)})
+	}
+	return append(out, p.features()...)
 }
 
 // data is the option string of mount(2), for layers already open as the
@@ -97,11 +107,11 @@ func (p overlayPlan) data(base string, lowers []int) (string, error) {
 	for i, fd := range lowers {
 		names[i] = strconv.Itoa(fd)
 	}
-	opts := []string{
-		"lowerdir=" + strings.Join(names, ":"),
-		"upperdir=" + filepath.Join(base, p.upper), "workdir=" + filepath.Join(base, p.work),
+	opts := []string{"lowerdir=" + strings.Join(names, ":")}
+	if p.upper != "" {
+		opts = append(opts, "upperdir="+filepath.Join(base, p.upper), "workdir="+filepath.Join(base, p.work))
 	}
-	for _, f := range features() {
+	for _, f := range p.features() {
 		if f.Value == "" {
 			opts = append(opts, f.Key)
 		} else {

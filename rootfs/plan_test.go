@@ -73,6 +73,11 @@ func TestPlanOverlayBounds(t *testing.T) {
 			t.Errorf("digest %q: %v", bad, err)
 		}
 	}
+	for _, bad := range []string{"upper:", "upper:../..", "upper:" + strings.Repeat("A", 26), "upper:" + strings.Repeat("a", 25), "upper:" + strings.Repeat("a", 27), "upper:" + strings.Repeat("1", 26), "upper-" + strings.Repeat("a", 26)} {
+		if _, err := planOverlay(testID, []string{bad}); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("layer %q: %v", bad, err)
+		}
+	}
 	p, err := planOverlay(testID, layersN(500))
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +94,35 @@ func TestPlanOverlayBounds(t *testing.T) {
 	}
 	if _, err := p.data("/proc/self/fd/98999", fds); !errors.Is(err, sandbox.ErrUnsupported) {
 		t.Errorf("an overlong string passed: %v", err)
+	}
+}
+
+// TestLayerNames: both forms have a directory of their own, and it tells the
+// name again.
+func TestLayerNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, name := range []string{digestN(5), NewUpperLayer(), NewUpperLayer()} {
+		dir, err := parseLayer(name)
+		if err != nil || seen[dir] {
+			t.Fatalf("%s lies in %q, %v", name, dir, err)
+		}
+		seen[dir] = true
+		if back, ok := layerName(dir); !ok || back != name {
+			t.Errorf("%s tells %q", dir, back)
+		}
+	}
+	for _, dir := range []string{"", "upper-", "upper-x", "root", "layer.json"} {
+		if name, ok := layerName(dir); ok {
+			t.Errorf("%q is taken for %s", dir, name)
+		}
+	}
+	mixed := "upper:" + strings.Repeat("a", 26)
+	p, err := planOverlay(testID, []string{digestN(1), mixed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"layers/upper-" + strings.Repeat("a", 26) + "/upper", "layers/" + fmt.Sprintf("%064x", 1) + "/root"}, p.lowers); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -106,7 +106,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.trash = startTrash(s.vol, s.ids)
-	if err := s.discardStaging(); err != nil {
+	if err := errors.Join(s.discardStaging(), s.discardHalfLayers()); err != nil {
 		return nil, err
 	}
 	s.trash.wake()
@@ -186,7 +186,8 @@ func (s *Store) prepareDirs() error {
 	return nil
 }
 
-// discardStaging throws away imports that a killed predecessor had begun.
+// discardStaging throws away imports and copies that a killed predecessor had
+// begun.
 func (s *Store) discardStaging() error {
 	names, err := readNames(s.vol.path(stagingDir))
 	if err != nil {

@@ -125,18 +125,10 @@ func (s *Store) setLimits(id sandbox.ID, dir string, l sandbox.Limits, create bo
 // does not count, and for a sandbox without an upper.
 func (s *Store) Usage(id sandbox.ID, _ int) (bytes, inodes uint64, known bool, err error) {
 	dir, err := s.sandboxDir(id)
-	if err != nil || !s.vol.quota {
-		return 0, 0, false, err
-	}
-	project, err := projectOf(dir)
-	if err != nil || project == 0 {
-		return 0, 0, false, err
-	}
-	bytes, inodes, err = linux.ProjectUsage(s.vol.root, project)
 	if err != nil {
-		return 0, 0, false, fmt.Errorf("rootfs: usage of %s: %w", id, err)
+		return 0, 0, false, err
 	}
-	return bytes, inodes, true, nil
+	return s.projectUsage(dir)
 }
 
 // Discard puts the upper of a sandbox into the trash, at once whatever its
