@@ -151,7 +151,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	shells, err := launch.New(launch.Config{RunDir: c.RunDir, InitBinary: initbin.Binary})
+	shells, err := openLauncher(c.RunDir)
 	if err != nil {
 		return nil, p, err
 	}
@@ -172,6 +172,18 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log,
 		Pool: runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
 	}, db, p.tree, network, p.roots, shells), p, nil
+}
+
+func openLauncher(runDir string) (*launch.Launcher, error) {
+	first, err := initbin.Init()
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox-init in this program: %w; build it with make build", err)
+	}
+	shell, err := initbin.Shell()
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox-shell in this program: %w; build it with make build", err)
+	}
+	return launch.New(launch.Config{RunDir: runDir, InitBinary: first, ShellBinary: shell})
 }
 
 // warnUnenforced says loudly which limits this host will not keep.

@@ -24,6 +24,9 @@ import (
 type Config struct {
 	RunDir     string // the daemon's run directory; must be absolute
 	InitBinary []byte // PID 1, a static program
+	// ShellBinary is what libcontainer's stages run: a static program that
+	// imports package stage. Empty: the running program, which starts slower.
+	ShellBinary []byte
 }
 
 // Launcher makes and removes shells. It is safe for concurrent use.
@@ -72,6 +75,9 @@ func New(cfg Config) (*Launcher, error) {
 	sk, err := makeSkeleton(filepath.Join(l.dir, "skeleton"), cfg.InitBinary)
 	if err != nil {
 		return nil, fmt.Errorf("prepare the skeleton root: %w", err)
+	}
+	if err := sk.addStage(cfg.ShellBinary); err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare the program for a shell's first stages: %w", err), sk.remove())
 	}
 	l.skeleton = sk
 	return l, nil

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -26,7 +27,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// shellBinary is the program that the daemon carries for libcontainer's stages.
+func shellBinary(t testing.TB) []byte {
+	t.Helper()
+	b, err := os.ReadFile(testenv.Binary(t, "sandbox-shell"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 func newLauncher(t testing.TB) *Launcher {
+	t.Helper()
+	return newLauncherWith(t, shellBinary(t))
+}
+
+func newLauncherWith(t testing.TB, shell []byte) *Launcher {
 	t.Helper()
 	bin := os.Getenv("SANDBOXD_TEST_PID1") // compiled beforehand where there is no Go
 	if bin == "" {
@@ -55,7 +71,7 @@ func newLauncher(t testing.TB) *Launcher {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	l, err := New(Config{RunDir: dir, InitBinary: b})
+	l, err := New(Config{RunDir: dir, InitBinary: b, ShellBinary: shell})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,6 +181,38 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	}
 	if ids, err := l.List(); err != nil || len(ids) != 0 {
 		t.Errorf("after removal List = %v, %v", ids, err)
+	}
+}
+
+// TestStageProgram: the stages run the program that was given, and where none
+// was this one. That the given one is run at all shows where it is no good.
+func TestStageProgram(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		program []byte
+		fails   bool
+	}{
+		{"the small one", shellBinary(t), false},
+		{"none", nil, false},
+		{"one that ends at once", []byte("#!/bin/false\n"), true},
+		{"no program", []byte("?"), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLauncherWith(t, c.program)
+			id := sandbox.NewID()
+			sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000})
+			if c.fails != (err != nil) {
+				t.Errorf("start: %v; want an error: %v", err, c.fails)
+			}
+			if sh != nil {
+				err = errors.Join(sh.Kill(), sh.Wait(context.Background()), sh.Close())
+			} else {
+				err = nil
+			}
+			if err := errors.Join(err, l.Remove(id)); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"os"
 	"runtime"
 
-	"github.com/opencontainers/runc/libcontainer"
-	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor turns a child called "init" into a shell's first stage
 	"golang.org/x/sys/unix"
+
+	_ "github.com/sandboxd/sandboxd/runtime/launch/stage" // a program without another for a shell's first stages is its own
 )
 
 // stageEnv marks the second life of the daemon, in its own mount namespace.
@@ -18,18 +18,6 @@ const stageEnv = "_SANDBOXD_STAGE"
 // cgroupMount is where libcontainer looks for the cgroup2 tree; no other
 // place can be configured.
 const cgroupMount = "/sys/fs/cgroup"
-
-// libcontainer starts the running program again with the argument "init" as a
-// shell's first stage. That stage begins here and not in main: Go initializes
-// a package as soon as those it imports are, so HTTP and the API's framework,
-// which this one does not import, are not waited for (0.2 ms of 1.4).
-func init() {
-	if len(os.Args) > 1 && os.Args[1] == "init" && os.Getenv("_LIBCONTAINER_INITPIPE") != "" {
-		runtime.GOMAXPROCS(1)
-		runtime.LockOSThread()
-		libcontainer.Init() // does not return
-	}
-}
 
 // EnterPrivateMounts starts the running program again, as the same process,
 // in a mount namespace of its own in which
@@ -92,22 +80,27 @@ func mountCgroup2() error {
 	return nil
 }
 
-// sealedSelf copies the running program into a memory file and seals it.
+// sealedSelf copies the running program into a sealed memory file.
 func sealedSelf() (*os.File, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return nil, err
 	}
 	defer self.Close()
-	fd, err := unix.MemfdCreate("sandboxd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	return sealed("sandboxd", self)
+}
+
+// sealed copies a program into a memory file that nobody can write to.
+func sealed(name string, program io.Reader) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) { // kernels before 6.3 know no MFD_EXEC
-		fd, err = unix.MemfdCreate("sandboxd", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make a memory file: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "sandboxd")
-	if _, err := io.Copy(f, self); err != nil {
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := io.Copy(f, program); err != nil {
 		f.Close()
 		return nil, err
 	}

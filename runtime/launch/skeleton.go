@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -16,16 +17,26 @@ import (
 //	                        sandbox does not map, so that its root can neither
 //	                        read, trace nor open the memory of what runs from it
 //	skeleton/dev            the sandbox's /dev: bound read-only, nodes by mknod here
+//	skeleton/stage          the program of libcontainer's stages, if there is one
+//	                        but the daemon: a link to a sealed memory file
 //
 // It is made anew at each start of the daemon. Shells of an earlier one keep
 // the tmpfs they were built on.
-type skeleton struct{ dir string }
+type skeleton struct {
+	dir   string
+	stage *os.File // nil: the running program is the stage
+}
 
 func (s skeleton) root() string { return filepath.Join(s.dir, "root") }
 func (s skeleton) dev() string  { return filepath.Join(s.dir, "dev") }
 
 // initPath is the program of PID 1 as the skeleton names it.
 const initPath = "/sandbox-init"
+
+// stageLink names the program of the stages, beside root, where trampoline.go
+// looks for it. The link leads to a descriptor of this process: what a sandbox
+// could hold on to for a moment is a sealed memory file, as libcontainer wants.
+const stageLink = "stage"
 
 // newRootDir is where PID 1 attaches a real root before it moves in.
 const newRootDir = "/newroot"
@@ -55,7 +66,7 @@ var devLinks = map[string]string{
 
 // makeSkeleton mounts and fills the skeleton in dir.
 func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
-	s := skeleton{dir}
+	s := skeleton{dir: dir}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return s, err
 	}
@@ -91,8 +102,25 @@ func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
 	return s, nil
 }
 
+// addStage makes program the one that libcontainer's stages run.
+func (s *skeleton) addStage(program []byte) error {
+	if len(program) == 0 {
+		return nil
+	}
+	f, err := sealed("sandbox-shell", bytes.NewReader(program))
+	if err != nil {
+		return err
+	}
+	if err := os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), filepath.Join(s.dir, stageLink)); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	s.stage = f
+	return nil
+}
+
 // remove unmounts the skeleton; shells that stand on it keep it.
 func (s skeleton) remove() error {
+	defer closeFile(s.stage)
 	if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", s.dir, err)
 	}

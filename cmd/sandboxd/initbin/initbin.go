@@ -1,13 +1,18 @@
-// Package initbin carries sandbox-init, PID 1 of every sandbox, inside the
-// daemon, so that the two are always of one version. `make build` builds that
-// program first and puts it here; git ignores it. Only cmd/sandboxd imports
-// this package.
+// Package initbin carries the programs that start a sandbox inside the daemon,
+// so that all are always of one version. `make build` builds them first and
+// puts them here; git ignores them. Only cmd/sandboxd imports this package.
 package initbin
 
-import _ "embed"
+import "embed"
 
-// Binary is the sandbox-init program. If the compiler says that no file
-// matches the pattern below, run `make build` once.
+// If the compiler says that no file matches the pattern below, run
+// `make build` once.
 //
-//go:embed sandbox-init
-var Binary []byte
+//go:embed sandbox-*
+var files embed.FS
+
+// Init returns sandbox-init, PID 1 of every sandbox.
+func Init() ([]byte, error) { return files.ReadFile("sandbox-init") }
+
+// Shell returns sandbox-shell, which makes the way for it.
+func Shell() ([]byte, error) { return files.ReadFile("sandbox-shell") }
