@@ -447,6 +447,11 @@ func fakeLayers(t testing.TB, s *Store, n int) sandbox.Image {
 			}
 		}
 	}
+	for _, m := range mountPoints { // else the skeleton is one layer more
+		if err := os.MkdirAll(s.vol.path(layersDir, fmt.Sprintf("%064x", 0), "root", m.name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return img
 }
 

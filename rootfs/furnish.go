@@ -87,7 +87,7 @@ func writeFresh(path, content string) error {
 // directory of mode 0755 that belongs to root: one an upper may have too
 // without changing it.
 func (s *Store) plainEtc(id sandbox.ID, image sandbox.Image) (bool, error) {
-	plan, err := planOverlay(id, image.Layers)
+	plan, err := s.planRoot(id, image.Layers)
 	if err != nil {
 		return false, err
 	}

@@ -35,7 +35,7 @@ func (s *Store) HostImage(ctx context.Context) (sandbox.Image, error) {
 	if err := plan.writeTar(&archive); err != nil {
 		return sandbox.Image{}, fmt.Errorf("rootfs: generate the host layer: %w", err)
 	}
-	info, err := s.importLayer(ctx, &archive)
+	info, err := s.importTree(ctx, &archive)
 	if err != nil {
 		return sandbox.Image{}, fmt.Errorf("rootfs: generate the host layer: %w", err)
 	}

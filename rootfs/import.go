@@ -7,8 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -30,9 +30,9 @@ import (
 // (image_bad_path), device nodes and pipes (image_device_node), ids over 65535
 // (image_bad_id), more bytes or files than configured or a wildly compressed
 // stream (image_too_large), archives cut short (image_truncated), whatever is
-// no tar or a tar of something else (image_bad_format). Dropped: set-id bits,
-// which are inert in a sandbox but not on the host's disk, and every extended
-// attribute, file capabilities among them.
+// no tar or a tar of something else (image_bad_format). Dropped: every
+// extended attribute, file capabilities among them. Set-id bits stay; see the
+// package's doc for why they are inert.
 func (s *Store) ImportTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
 	if err := sandbox.ValidateImageName(name); err != nil {
 		return sandbox.Image{}, err
@@ -40,7 +40,7 @@ func (s *Store) ImportTar(ctx context.Context, name string, r io.Reader) (sandbo
 	if name == hostImage {
 		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrConflict, "image_name_reserved", "image name %q means this host's own files: choose another", name)
 	}
-	info, err := s.importLayer(ctx, r)
+	info, err := s.importTree(ctx, r)
 	if err != nil {
 		return sandbox.Image{}, err
 	}
@@ -50,14 +50,22 @@ func (s *Store) ImportTar(ctx context.Context, name string, r io.Reader) (sandbo
 	}, nil
 }
 
-func (s *Store) importLayer(ctx context.Context, r io.Reader) (_ layerInfo, err error) {
+func (s *Store) importTree(ctx context.Context, r io.Reader) (LayerInfo, error) {
+	return s.stageLayer(ctx, func(root *os.File) (LayerInfo, error) {
+		return unpackTar(ctx, root, r, s.importLimits())
+	})
+}
+
+// stageLayer lets fill write a tree into a fresh directory, and makes it the
+// layer fill says it is. After an error nothing is left.
+func (s *Store) stageLayer(ctx context.Context, fill func(root *os.File) (LayerInfo, error)) (_ LayerInfo, err error) {
 	if err := s.imports.Acquire(ctx, 1); err != nil {
-		return layerInfo{}, fmt.Errorf("rootfs: wait for other imports: %w", err)
+		return LayerInfo{}, fmt.Errorf("rootfs: wait for other imports: %w", err)
 	}
 	defer s.imports.Release(1)
 	dir, err := os.MkdirTemp(s.vol.path(stagingDir), "import")
 	if err != nil {
-		return layerInfo{}, spaceError("stage an import", err)
+		return LayerInfo{}, spaceError("stage an import", err)
 	}
 	stage := filepath.Join(stagingDir, filepath.Base(dir))
 	defer func() {
@@ -66,22 +74,26 @@ func (s *Store) importLayer(ctx context.Context, r io.Reader) (_ layerInfo, err 
 		}
 	}()
 	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
-		return layerInfo{}, spaceError("stage an import", err)
+		return LayerInfo{}, spaceError("stage an import", err)
 	}
 	root, err := os.Open(filepath.Join(dir, "root"))
 	if err != nil {
-		return layerInfo{}, fmt.Errorf("rootfs: stage an import: %w", err)
+		return LayerInfo{}, fmt.Errorf("rootfs: stage an import: %w", err)
 	}
 	defer root.Close()
-	info, err := unpackTar(ctx, root, r, importLimits{bytes: s.cfg.ImportMaxBytes, files: s.cfg.ImportMaxFiles})
+	info, err := fill(root)
 	if err != nil {
-		return layerInfo{}, err
+		return LayerInfo{}, err
 	}
 	return s.commit(stage, info)
 }
 
 // importLimits bounds one import.
 type importLimits struct{ bytes, files int64 }
+
+func (s *Store) importLimits() importLimits {
+	return importLimits{bytes: s.cfg.ImportMaxBytes, files: s.cfg.ImportMaxFiles}
+}
 
 const (
 	// What a file may cost in headers, on top of its content.
@@ -95,34 +107,41 @@ const (
 	zstdWindow = 128 << 20
 )
 
-// unpackTar unpacks an archive of unknown compression into the empty
-// directory root and describes the result.
-func unpackTar(ctx context.Context, root *os.File, r io.Reader, lim importLimits) (layerInfo, error) {
+// openArchive finds out how r is compressed and returns the plain stream.
+func openArchive(ctx context.Context, r io.Reader, lim importLimits) (*countReader, func(), error) {
 	raw := &countReader{ctx: ctx, r: r, max: 1<<63 - 1}
 	plain, closeStream, err := decompress(raw)
 	if err != nil {
-		return layerInfo{}, err
+		return nil, nil, err
+	}
+	return &countReader{ctx: ctx, r: plain, max: lim.bytes + headerAllowance*lim.files, in: raw}, closeStream, nil
+}
+
+// unpackTar unpacks an archive of unknown compression into the empty
+// directory root and describes the result.
+func unpackTar(ctx context.Context, root *os.File, r io.Reader, lim importLimits) (LayerInfo, error) {
+	stream, closeStream, err := openArchive(ctx, r, lim)
+	if err != nil {
+		return LayerInfo{}, err
 	}
 	defer closeStream()
-	stream := &countReader{ctx: ctx, r: plain, max: lim.bytes + headerAllowance*lim.files, in: raw}
 	u := newUnpacker(root, lim)
 	defer u.close()
 	if err := u.unpack(stream); err != nil {
-		return layerInfo{}, tarError(err)
-	}
-	if u.setIDs > 0 {
-		slog.Info("import dropped set-id bits", "files", u.setIDs)
+		return LayerInfo{}, tarError(err)
 	}
 	digest, err := u.finish()
 	if err != nil {
-		return layerInfo{}, tarError(err)
+		return LayerInfo{}, tarError(err)
 	}
-	return layerInfo{Digest: digest, Size: u.size, Files: u.kept, Created: time.Now().UTC()}, nil
+	return LayerInfo{Digest: digest, Size: u.size, Files: u.kept, Created: time.Now().UTC()}, nil
 }
 
 // unpack reads the whole stream.
 func (u *unpacker) unpack(stream *countReader) error {
 	tr := tar.NewReader(stream)
+	// The holes of a sparse entry are read from nowhere: that must end, too.
+	content := &countReader{ctx: stream.ctx, r: tr, max: 1<<63 - 1}
 	for {
 		before := stream.n
 		hdr, err := tr.Next()
@@ -130,7 +149,8 @@ func (u *unpacker) unpack(stream *countReader) error {
 			// archive/tar takes the end of the input for the end of
 			// the archive. The latter is a block of zeroes, and what
 			// is left of an entry's own padding is less than a block.
-			if stream.n-before < 512 {
+			// Of a layer, the digest tells whether it is whole.
+			if u.layer == nil && stream.n-before < 512 {
 				return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive ends without its end mark: it was cut short; send it again")
 			}
 			break
@@ -138,7 +158,7 @@ func (u *unpacker) unpack(stream *countReader) error {
 		if err != nil {
 			return err
 		}
-		if err := u.entry(hdr, tr); err != nil {
+		if err := u.entry(hdr, content); err != nil {
 			return err
 		}
 	}
@@ -199,6 +219,7 @@ type countReader struct {
 	n   int64
 	max int64
 	in  *countReader // what r decompresses, if it does
+	sum hash.Hash    // of what was read, if anybody asks
 }
 
 func (c *countReader) Read(p []byte) (int, error) {
@@ -207,6 +228,9 @@ func (c *countReader) Read(p []byte) (int, error) {
 	}
 	n, err := c.r.Read(p)
 	c.n += int64(n)
+	if c.sum != nil {
+		c.sum.Write(p[:n])
+	}
 	if c.n > c.max {
 		return n, sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive is larger than %s unpacked", units.BytesSize(float64(c.max)))
 	}

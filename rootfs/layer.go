@@ -17,8 +17,9 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// layerInfo is what layer.json keeps beside a layer's root.
-type layerInfo struct {
+// LayerInfo is what is known of a layer. It is kept in layer.json, beside the
+// layer's root.
+type LayerInfo struct {
 	Digest  string    `json:"digest"`
 	Size    int64     `json:"size_bytes"` // of the regular files
 	Files   int64     `json:"files"`
@@ -113,12 +114,35 @@ func (s *Store) RemoveLayer(layer string) error {
 	if err != nil {
 		return err
 	}
+	if tree, err := layerTree(layer); err == nil {
+		s.facts.Delete(tree)
+	}
 	return s.trash.add(filepath.Join(layersDir, dir))
 }
 
+// Layer returns the record of a layer. Of a frozen upper that says little: see
+// LayerUsage. Class ErrNotFound: it is not there.
+func (s *Store) Layer(name string) (LayerInfo, error) {
+	dir, err := parseLayer(name)
+	if err != nil {
+		return LayerInfo{}, err
+	}
+	if !s.HasLayer(name) {
+		return LayerInfo{}, sandbox.Errorf(sandbox.ErrNotFound, "no_layer", "layer %s is not there: import its image again", name)
+	}
+	if isUpperLayer(name) {
+		return LayerInfo{Digest: name}, nil
+	}
+	info, err := s.layer(dir)
+	if err != nil {
+		return info, fmt.Errorf("rootfs: read the record of layer %s: %w", name, err)
+	}
+	return info, nil
+}
+
 // layer reads the record of a layer.
-func (s *Store) layer(hexDigest string) (layerInfo, error) {
-	var info layerInfo
+func (s *Store) layer(hexDigest string) (LayerInfo, error) {
+	var info LayerInfo
 	b, err := os.ReadFile(s.vol.path(layersDir, hexDigest, "layer.json"))
 	if err == nil {
 		err = json.Unmarshal(b, &info)
@@ -130,7 +154,7 @@ func (s *Store) layer(hexDigest string) (layerInfo, error) {
 // layer. If that layer is there already, the staged copy is thrown away. The
 // rename is the last step and comes after everything is on disk, so a layer
 // that exists is whole.
-func (s *Store) commit(stage string, info layerInfo) (layerInfo, error) {
+func (s *Store) commit(stage string, info LayerInfo) (LayerInfo, error) {
 	h, err := parseLayer(info.Digest)
 	if err != nil {
 		return info, err

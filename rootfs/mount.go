@@ -51,7 +51,8 @@ func (r *Root) Close() error {
 // Mount builds the root of a sandbox over its upper, which CreateUpper made.
 // Mounting an upper twice at once is the caller's to prevent. Classes:
 // ErrNotFound for a missing upper or layer, ErrConflict for an upper that
-// needs Clean first, ErrUnsupported.
+// needs Clean first, ErrInvalid for layers that leave no place to mount /proc
+// and the like (image_bad_path), ErrUnsupported.
 func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 	if _, err := sandbox.ParseID(string(m.ID)); err != nil {
 		return nil, err
 	}
-	plan, err := planOverlay(m.ID, m.Image.Layers)
+	plan, err := s.planRoot(m.ID, m.Image.Layers)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,8 @@ type Store struct {
 	ids     *projectIDs
 	imports *semaphore.Weighted
 
+	facts sync.Map // layerFacts by a layer's directory
+
 	mu   sync.Mutex // guards host
 	host hostView
 
@@ -97,6 +99,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	if err := s.prepareDirs(); err != nil {
+		return nil, err
+	}
+	if err := s.makeSkeleton(); err != nil {
 		return nil, err
 	}
 	if s.mode, err = s.probeOverlay(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"hash"
 	"io"
 	"os"
 	"strings"
@@ -37,14 +38,15 @@ type unpacker struct {
 	bytes int64 // of content written
 	buf   []byte
 
-	sums   map[uint64][sha256.Size]byte // content by inode
-	dirs   map[uint64]unix.Timespec     // mtime by inode, for finish
-	setIDs int64
+	sums map[uint64][sha256.Size]byte // content by inode
+	dirs map[uint64]unix.Timespec     // mtime by inode, for finish
+
+	layer *layerState // set: the archive is a layer of an image, see ImportLayer
 
 	parent     int    // descriptor of the directory parentPath; -1: none
 	parentPath string // most entries have the parent of the one before
 
-	size, kept int64 // found by finish
+	size, kept int64 // found by finish; counted, for a layer
 }
 
 func newUnpacker(root *os.File, lim importLimits) *unpacker {
@@ -71,13 +73,28 @@ func badPath(format string, args ...any) error {
 // splitPath checks the name of an entry and returns its components; none
 // stand for the root itself.
 func splitPath(name string) ([]string, error) {
+	if strings.HasPrefix(name, "/") {
+		return nil, badPath("%.200q: absolute names are refused; pack with relative ones (tar -C DIR .)", name)
+	}
+	parts, err := splitName(name)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		if strings.HasPrefix(p, whiteoutName) {
+			return nil, badPath("%.200q: this is a deletion mark of an image layer; import a whole file system (docker export), not a layer", name)
+		}
+	}
+	return parts, nil
+}
+
+// splitName checks and splits what every name must fulfil.
+func splitName(name string) ([]string, error) {
 	switch {
 	case name == "":
 		return nil, badPath("without a name")
 	case len(name) > maxPath:
 		return nil, badPath("%.80q…: its name has %d bytes, at most %d can be used", name, len(name), maxPath)
-	case strings.HasPrefix(name, "/"):
-		return nil, badPath("%.200q: absolute names are refused; pack with relative ones (tar -C DIR .)", name)
 	case strings.ContainsRune(name, 0):
 		return nil, badPath("%.200q: a name must not hold a zero byte", name)
 	}
@@ -90,8 +107,6 @@ func splitPath(name string) ([]string, error) {
 			return nil, badPath("%.200q: '..' is refused", name)
 		case len(p) > maxName:
 			return nil, badPath("%.200q: a part of the name is over %d bytes", name, maxName)
-		case strings.HasPrefix(p, whiteoutName):
-			return nil, badPath("%.200q: this is a deletion mark of an image layer; import a whole file system (docker export), not a layer", name)
 		}
 		parts = append(parts, p)
 	}
@@ -107,21 +122,30 @@ func (u *unpacker) entry(hdr *tar.Header, content io.Reader) error {
 	if u.files++; u.files > u.lim.files {
 		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive has over %d entries", u.lim.files)
 	}
-	switch hdr.Typeflag {
-	case tar.TypeXGlobalHeader:
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil // pax settings for what follows; archive/tar knows them
+	}
+	if u.layer != nil {
+		return u.layerEntry(hdr, content)
+	}
+	switch hdr.Typeflag {
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		return sandbox.Errorf(sandbox.ErrInvalid, "image_device_node", "archive entry %.200q is a device node or pipe: pack without it (tar --exclude='./dev/*'); sandboxes bring their own /dev", hdr.Name)
 	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeGNUSparse:
 	default:
 		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "archive entry %.200q is of the unknown kind %q", hdr.Name, hdr.Typeflag)
 	}
-	if hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID {
-		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_id", "archive entry %.200q belongs to %d:%d: a sandbox has ids 0 to %d", hdr.Name, hdr.Uid, hdr.Gid, maxID)
-	}
 	parts, err := splitPath(hdr.Name)
 	if err != nil {
 		return err
+	}
+	return u.write(parts, hdr, content)
+}
+
+// write makes what an entry describes at the place that parts name.
+func (u *unpacker) write(parts []string, hdr *tar.Header, content io.Reader) error {
+	if hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID {
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_id", "archive entry %.200q belongs to %d:%d: a sandbox has ids 0 to %d", hdr.Name, hdr.Uid, hdr.Gid, maxID)
 	}
 	if len(parts) == 0 {
 		if hdr.Typeflag != tar.TypeDir {
@@ -140,6 +164,8 @@ func (u *unpacker) entry(hdr *tar.Header, content io.Reader) error {
 		return u.symlink(dir, base, hdr)
 	case tar.TypeLink:
 		return u.link(dir, base, hdr)
+	case tar.TypeFifo:
+		return u.fifo(dir, base, hdr)
 	}
 	return u.file(dir, base, hdr, content)
 }
@@ -163,7 +189,7 @@ func (u *unpacker) openParent(name string, parts []string) (int, string, error) 
 		return u.parent, base, nil
 	}
 	fd, err := u.openBeneath(path)
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, unix.ENOENT) || u.layer != nil && errors.Is(err, unix.ENOTDIR) {
 		if err := u.mkdirs(name, parts[:len(parts)-1]); err != nil {
 			return -1, "", err
 		}
@@ -187,19 +213,11 @@ func (u *unpacker) mkdirs(name string, parts []string) error {
 	var path string
 	for i, p := range parts {
 		path = strings.Join(parts[:i+1], "/")
-		err := unix.Mkdirat(dir, p, 0o755)
+		err := u.mkdirImplied(dir, p, path)
+		var next int
 		if err == nil {
-			// The same count as for an entry: implied directories
-			// are inodes too.
-			if u.files++; u.files > u.lim.files {
-				return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive has over %d entries", u.lim.files)
-			}
-			err = unix.Fchmodat(dir, p, 0o755, 0)
+			next, err = u.openBeneath(path)
 		}
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return &os.PathError{Op: "mkdir", Path: path, Err: err}
-		}
-		next, err := u.openBeneath(path)
 		if i > 0 {
 			_ = unix.Close(dir) // O_PATH: nothing to lose
 		}
@@ -207,7 +225,10 @@ func (u *unpacker) mkdirs(name string, parts []string) error {
 			if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EXDEV) {
 				return badPath("%.200q: %.200q on its way is no directory in this archive", name, path)
 			}
-			return &os.PathError{Op: "open", Path: path, Err: err}
+			if _, ok := errors.AsType[*sandbox.Error](err); ok {
+				return err
+			}
+			return &os.PathError{Op: "make directory", Path: path, Err: err}
 		}
 		dir = next
 	}
@@ -217,9 +238,50 @@ func (u *unpacker) mkdirs(name string, parts []string) error {
 	return nil
 }
 
+// mkdirImplied makes a directory the archive has not named, unless it is there.
+func (u *unpacker) mkdirImplied(dir int, base, path string) error {
+	err := unix.Mkdirat(dir, base, 0o755)
+	hides := false
+	if errors.Is(err, unix.EEXIST) {
+		if u.layer == nil {
+			return nil
+		}
+		if hides, err = u.clearWhiteout(dir, base, path); err != nil || !hides {
+			return err
+		}
+		err = unix.Mkdirat(dir, base, 0o755)
+	}
+	if err != nil {
+		return err
+	}
+	// The same count as for an entry: implied directories are inodes too.
+	if u.files++; u.files > u.lim.files {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive has over %d entries", u.lim.files)
+	}
+	if err := unix.Fchmodat(dir, base, impliedMode(path), 0); err != nil || u.layer == nil {
+		return err
+	}
+	return u.impliedInLayer(dir, base, hides)
+}
+
+// impliedMode is 0755, but for the mount points, which are there anyway.
+func impliedMode(path string) uint32 {
+	for _, m := range mountPoints {
+		if m.name == path {
+			return m.mode
+		}
+	}
+	return 0o755
+}
+
 // clear makes room for an entry whose name is taken: the last one wins. A
 // directory with something in it is never given up.
 func (u *unpacker) clear(dir int, base, name string) error {
+	if u.layer != nil {
+		if gone, err := u.countOff(dir, base, name); err != nil || gone {
+			return err
+		}
+	}
 	err := unix.Unlinkat(dir, base, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
 		var st unix.Stat_t
@@ -240,6 +302,7 @@ func (u *unpacker) clear(dir int, base, name string) error {
 }
 
 func (u *unpacker) mkdir(dir int, base string, hdr *tar.Header) error {
+	var was uint32 // the kind of what was there before
 	err := unix.Mkdirat(dir, base, 0o700)
 	if errors.Is(err, unix.EEXIST) {
 		var st unix.Stat_t
@@ -249,6 +312,7 @@ func (u *unpacker) mkdir(dir int, base string, hdr *tar.Header) error {
 			}
 			err = unix.Mkdirat(dir, base, 0o700)
 		}
+		was = st.Mode & unix.S_IFMT
 	}
 	if err != nil {
 		return &os.PathError{Op: "mkdir", Path: hdr.Name, Err: err}
@@ -258,6 +322,11 @@ func (u *unpacker) mkdir(dir int, base string, hdr *tar.Header) error {
 		return &os.PathError{Op: "open", Path: hdr.Name, Err: err}
 	}
 	defer unix.Close(fd)
+	if u.layer != nil {
+		if err := u.dirInLayer(fd, was, hdr); err != nil {
+			return err
+		}
+	}
 	return u.setDir(fd, hdr)
 }
 
@@ -267,7 +336,7 @@ func (u *unpacker) setDir(fd int, hdr *tar.Header) error {
 	var st unix.Stat_t
 	err := unix.Fchown(fd, hdr.Uid, hdr.Gid)
 	if err == nil {
-		err = unix.Fchmod(fd, u.mode(hdr))
+		err = unix.Fchmod(fd, mode(hdr))
 	}
 	if err == nil {
 		err = unix.Fstat(fd, &st)
@@ -275,22 +344,17 @@ func (u *unpacker) setDir(fd int, hdr *tar.Header) error {
 	if err != nil {
 		return &os.PathError{Op: "set directory", Path: hdr.Name, Err: err}
 	}
+	if u.layer != nil {
+		u.layer.times.add(st.Ino, mtime(hdr.ModTime))
+		return u.setXattrs(fd, hdr)
+	}
 	u.dirs[st.Ino] = mtime(hdr.ModTime)
 	return nil
 }
 
-// mode returns the permission bits to set: no set-id bit, and the sticky bit
-// for directories only.
-func (u *unpacker) mode(hdr *tar.Header) uint32 {
-	m := uint32(hdr.Mode) & 0o7777
-	if m&0o6000 != 0 {
-		u.setIDs++
-	}
-	if hdr.Typeflag == tar.TypeDir {
-		return m & 0o1777
-	}
-	return m & 0o777
-}
+// mode returns the permission bits to set. Set-id bits are among them: they
+// do nothing, see the package's doc.
+func mode(hdr *tar.Header) uint32 { return uint32(hdr.Mode) & 0o7777 }
 
 func mtime(t time.Time) unix.Timespec {
 	sec, nsec := t.Unix(), int64(t.Nanosecond())
@@ -321,12 +385,16 @@ func (u *unpacker) symlink(dir int, base string, hdr *tar.Header) error {
 	if err != nil {
 		return &os.PathError{Op: "symlink", Path: hdr.Name, Err: err}
 	}
+	if u.layer != nil {
+		u.count(0)
+		u.layer.dropped += int64(len(entryXattrs(hdr)))
+	}
 	return nil
 }
 
 // link makes a hard link to an entry that came before, as tar demands.
 func (u *unpacker) link(dir int, base string, hdr *tar.Header) error {
-	parts, err := splitPath(hdr.Linkname)
+	parts, err := u.splitTarget(hdr.Linkname)
 	if err != nil || len(parts) == 0 {
 		return badPath("%.200q: a hard link to %.200q, which is no name of an entry", hdr.Name, hdr.Linkname)
 	}
@@ -344,7 +412,7 @@ func (u *unpacker) link(dir int, base string, hdr *tar.Header) error {
 	if err := unix.Fstatat(from, fromBase, &target, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return badPath("%.200q: a hard link to %.200q, which did not come before it", hdr.Name, hdr.Linkname)
 	}
-	if kind := target.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFLNK {
+	if kind := target.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFLNK && kind != unix.S_IFIFO {
 		return badPath("%.200q: a hard link to %.200q, which is no file", hdr.Name, hdr.Linkname)
 	}
 	if unix.Fstatat(dir, base, &old, unix.AT_SYMLINK_NOFOLLOW) == nil && old.Ino == target.Ino {
@@ -359,6 +427,9 @@ func (u *unpacker) link(dir int, base string, hdr *tar.Header) error {
 	}
 	if err != nil {
 		return &os.PathError{Op: "link", Path: hdr.Name, Err: err}
+	}
+	if u.layer != nil {
+		u.count(0)
 	}
 	return nil
 }
@@ -385,10 +456,16 @@ func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader
 	ts := mtime(hdr.ModTime)
 	err = unix.Fchown(fd, hdr.Uid, hdr.Gid)
 	if err == nil {
-		err = unix.Fchmod(fd, u.mode(hdr))
+		err = unix.Fchmod(fd, mode(hdr))
 	}
 	if err == nil {
 		err = unix.Fstat(fd, &st)
+	}
+	if err == nil && u.layer != nil {
+		u.count(hdr.Size)
+		if err := errors.Join(u.forgetACL(fd, false, hdr.Name), u.setXattrs(fd, hdr)); err != nil {
+			return err
+		}
 	}
 	if err == nil {
 		err = unix.UtimesNanoAt(fd, "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH)
@@ -396,13 +473,18 @@ func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader
 	if err != nil {
 		return &os.PathError{Op: "set file", Path: hdr.Name, Err: err}
 	}
-	u.sums[st.Ino] = sum
+	if u.layer == nil {
+		u.sums[st.Ino] = sum
+	}
 	return nil
 }
 
 // copy writes size bytes and leaves holes for long runs of zeroes.
 func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size]byte, error) {
-	h := sha256.New()
+	var h hash.Hash
+	if u.layer == nil {
+		h = sha256.New()
+	}
 	zero := u.buf[sparseBlock:]
 	clear(zero)
 	buf := u.buf[:sparseBlock]
@@ -414,7 +496,9 @@ func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size
 		if err != nil {
 			return [sha256.Size]byte{}, err
 		}
-		h.Write(buf[:n])
+		if h != nil {
+			h.Write(buf[:n])
+		}
 		if !bytes.Equal(buf[:n], zero[:n]) {
 			if _, err := f.WriteAt(buf[:n], off); err != nil {
 				return [sha256.Size]byte{}, err
@@ -431,6 +515,9 @@ func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size
 			err = tar.ErrHeader
 		}
 		return [sha256.Size]byte{}, err
+	}
+	if h == nil {
+		return [sha256.Size]byte{}, nil
 	}
 	return [sha256.Size]byte(h.Sum(nil)), nil
 }
