@@ -19,6 +19,8 @@ type box struct {
 	// op is held by whoever changes the sandbox's status: one at a time.
 	op chan struct{}
 
+	stamp string // of the upper at the last restore point; op's holder uses it
+
 	mu       sync.Mutex
 	status   sandbox.Status     // guarded by mu; as in the row
 	shell    *launch.Shell      // guarded by mu; nil while none runs
@@ -29,6 +31,7 @@ type box struct {
 	oomKills uint64             // guarded by mu; last count seen
 	oomAt    time.Time          // guarded by mu; when that count last rose
 	ttl      *time.Timer        // guarded by mu
+	points   bool               // guarded by mu; restore points are wanted
 	idle     idleClock          // guarded by mu
 	// before is the number of the last process of roots before the present
 	// one: what main processes up to it do does not matter any more.
@@ -77,6 +80,13 @@ func (b *box) runs() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.status == sandbox.StatusRunning
+}
+
+// wantsPoints reports whether restore points are to be taken.
+func (b *box) wantsPoints() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.points
 }
 
 // counters are those of earlier shells, and whether the present one's are in

@@ -138,7 +138,7 @@ func (p intention) named(id sandbox.ID) sandbox.Sandbox {
 
 func (m *Manager) params(p intention, sb sandbox.Sandbox) state.CreateParams {
 	return state.CreateParams{
-		Sandbox: sb, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, Actor: sb.Owner, Image: p.image,
+		Sandbox: sb, Slots: m.cfg.Slots, UIDBase: m.cfg.UIDBase, Actor: sb.Owner, Image: p.image, Snapshot: sb.Spec.Snapshot,
 		IdempotencyKey: p.key, RequestHash: p.hash,
 	}
 }

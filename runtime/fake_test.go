@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -266,6 +267,47 @@ func (f fakeRoots) Furnish(sandbox.ID, sandbox.Image, rootfs.Identity, rootfs.Id
 
 func (f fakeRoots) Uppers() ([]sandbox.ID, error)                    { return f.keys(f.uppers), nil }
 func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
+
+func (f fakeRoots) NewLayer() string                      { return "upper:" + strings.ToLower(rand.Text()) }
+func (f fakeRoots) Sync() error                           { return f.step("rootfs.sync", nil) }
+func (f fakeRoots) Unchanged(sandbox.ID) (bool, error)    { return false, nil }
+func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) { return rand.Text(), nil }
+
+func (f fakeRoots) FreezeUpper(id sandbox.ID, layer string) error {
+	return f.step("rootfs.freeze", func() { delete(f.uppers, id); f.layers[layer] = true })
+}
+
+func (f fakeRoots) ThawUpper(id sandbox.ID, layer string) error {
+	return f.step("rootfs.thaw", func() {
+		if f.layers[layer] {
+			f.uppers[id] = true
+			delete(f.layers, layer)
+		}
+	})
+}
+
+func (f fakeRoots) CopyUpper(_ context.Context, _ sandbox.ID, layer string) error {
+	return f.step("rootfs.copy", func() { f.layers[layer] = true })
+}
+
+func (f fakeRoots) HasLayer(layer string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.layers[layer]
+}
+
+func (f fakeRoots) LayerUsage(context.Context, string) (bytes, files int64, err error) {
+	return 4096, 1, nil
+}
+
+func (f fakeRoots) Flatten(context.Context, []string) (string, error) {
+	layer := f.NewLayer()
+	return layer, f.step("rootfs.flatten", func() { f.layers[layer] = true })
+}
+
+func (f fakeRoots) Diff(context.Context, []string, []string, sandbox.ID, func(sandbox.FileChange) error) error {
+	return f.step("rootfs.diff", nil)
+}
 
 type fakeShells struct{ *kernel }
 

@@ -96,6 +96,7 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 		f.m.record(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
 		f.recorded, f.skipped = seq, 0
 	}
+	f.m.restorePoint(f.b, p) // of one that nobody was connected to
 	if p.Main && f.ending != p.ID {
 		f.ending = p.ID
 		f.m.spawn(func() { f.endWithMain(ctx, p) })

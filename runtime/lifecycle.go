@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/sandboxd/sandboxd/rootfs"
-	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -175,7 +173,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
-		image, err := m.state.ImageOf(ctx, b.id)
+		r, err := m.wholeRoot(ctx, b.id, sb)
 		if err != nil {
 			return sb, err
 		}
@@ -187,7 +185,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 			m.later(func() { m.haltAgain(b, startFailed(err)) }) // it may have been written all the same
 			return sb, err
 		}
-		up, err := m.bringUp(ctx, b, row, image, actor)
+		up, err := m.bringUp(ctx, b, row, stacked(r), actor)
 		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 			defer cancel()
@@ -196,73 +194,6 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		}
 		return up, nil
 	})
-}
-
-const eventReset = "sandbox.reset"
-
-// Reset gives a running sandbox its first files again, in place: every
-// process is killed, what was written is gone, and id, address, name, limits
-// and deadline stay. One cut off by a crash leaves the sandbox stopped.
-func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
-		if sb.Status != sandbox.StatusRunning {
-			return sb, wrongState(sb, "reset", sandbox.StatusRunning)
-		}
-		image, err := m.state.ImageOf(ctx, b.id)
-		if err != nil {
-			return sb, err
-		}
-		// The intent, as with a stop.
-		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
-			return sb, err
-		}
-		sb.InitPID = 0
-		err = m.newRoot(ctx, b, sb, image)
-		pid := b.present().PID
-		if err == nil {
-			err = m.state.Update(ctx, b.id, state.Change{InitPID: &pid, EventType: eventReset, Actor: actor})
-		}
-		if err != nil {
-			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
-			defer cancel()
-			detail := "reset failed: " + explain(err)
-			_, _ = m.halt(clean, b, sb, state.Change{Detail: &detail, Actor: "daemon"}) // logs, and tries again by itself
-			return sb, err
-		}
-		sb.InitPID = pid
-		return sb, nil
-	})
-}
-
-// newRoot replaces the files of a sandbox by those of its image, and with
-// them every process.
-func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
-	release, err := m.roots.SetAside(b.id, sb.Slot)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
-		return err
-	}
-	want, err := m.identity(sb)
-	if err != nil {
-		return err
-	}
-	furnished, err := m.roots.Furnish(b.id, image, rootfs.Identity{}, want)
-	if err != nil {
-		return err
-	}
-	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: true})
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	var done guest.Timings
-	o.config.Timings = &done
-	err = b.guest.Configure(ctx, o.config)
-	b.setBefore(done.Before)
-	return err
 }
 
 // startFailed is what a start that came to nothing leaves in the row: the

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -110,10 +111,24 @@ func TestResetThatFailsStops(t *testing.T) {
 func TestResetOfWhatDoesNotRun(t *testing.T) {
 	h := open(t, newKernel(t), t.TempDir())
 	sb := create(t, h, sandbox.Spec{})
-	if _, err := h.Pause(t.Context(), string(sb.ID), ""); err != nil {
+	ref := string(sb.ID)
+	for _, c := range []struct {
+		to     func(context.Context, string, string) (sandbox.Sandbox, error)
+		status sandbox.Status
+	}{{h.Pause, sandbox.StatusPaused}, {h.Stop, sandbox.StatusStopped}} {
+		if _, err := c.to(t.Context(), ref, ""); err != nil {
+			t.Fatal(err)
+		}
+		got, err := h.Reset(t.Context(), ref, "")
+		if err != nil || got.Status != c.status {
+			t.Errorf("reset of a %s one: %s, %v", c.status, got.Status, err)
+		}
+		h.agree(t)
+	}
+	if _, err := h.Remove(t.Context(), ref, ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Reset(t.Context(), string(sb.ID), ""); sandbox.CodeOf(err) != "wrong_state" {
-		t.Errorf("reset of a paused one: %v", err)
+	if _, err := h.Reset(t.Context(), ref, ""); sandbox.CodeOf(err) != "sandbox_ended" {
+		t.Errorf("reset of one that ended: %v", err)
 	}
 }

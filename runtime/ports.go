@@ -57,6 +57,17 @@ type Roots interface {
 	Discard(id sandbox.ID, slot int) error
 	SetAside(id sandbox.ID, slot int) (release func(), err error)
 	Uppers() ([]sandbox.ID, error)
+	FreezeUpper(id sandbox.ID, layer string) error
+	ThawUpper(id sandbox.ID, layer string) error
+	CopyUpper(ctx context.Context, id sandbox.ID, layer string) error
+	Unchanged(id sandbox.ID) (bool, error)
+	UpperStamp(id sandbox.ID) (string, error)
+	HasLayer(layer string) bool
+	NewLayer() string
+	LayerUsage(ctx context.Context, layer string) (bytes, files int64, err error)
+	Flatten(ctx context.Context, layers []string) (string, error)
+	Diff(ctx context.Context, from, to []string, upper sandbox.ID, emit func(sandbox.FileChange) error) error
+	Sync() error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 }
 

@@ -35,6 +35,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if rows, err = m.completeRoots(ctx, rows); err != nil {
+		return err
+	}
 	found := make([]inherited, len(rows))
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -213,6 +216,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 	for what, err := range map[string]error{
 		"remove what no sandbox owns": m.sweepUp(ctx, rows),
 		"make the host image":         m.refreshHostImage(ctx),
+		"forget lost snapshots":       m.forgetLost(ctx),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
 	} {

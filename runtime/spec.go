@@ -22,8 +22,7 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spe
 		return asked, sandbox.Image{}, err
 	}
 	s := asked.Clone()
-	s.Image = first(s.Image, m.cfg.DefaultImage)
-	image, err := m.Image(ctx, s.Image)
+	image, err := m.madeOf(ctx, &s)
 	if err != nil {
 		return s, image, err
 	}
@@ -48,6 +47,15 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spe
 		return s, image, sandbox.Errorf(sandbox.ErrInvalid, "invalid_limits", "limit open_files %d: this host gives at most %d", s.Limits.OpenFiles, most)
 	}
 	return s, image, nil
+}
+
+// madeOf is what a sandbox will be made of: an image, or a snapshot's layers.
+func (m *Manager) madeOf(ctx context.Context, s *sandbox.Spec) (sandbox.Image, error) {
+	if s.Snapshot != "" {
+		return m.imageOfSnapshot(ctx, s)
+	}
+	s.Image = first(s.Image, m.cfg.DefaultImage)
+	return m.Image(ctx, s.Image)
 }
 
 func withDefaults(l, d sandbox.Limits) sandbox.Limits {

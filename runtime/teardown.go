@@ -144,6 +144,9 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 	if err == nil {
 		err = m.state.FreeSlot(ctx, id)
 	}
+	if err == nil {
+		err = m.removeOwn(ctx, id)
+	}
 	if err != nil {
 		m.log.Error("clean up after a sandbox: tried again later", "sandbox", id, "err", err)
 		m.later(func() {

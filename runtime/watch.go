@@ -2,6 +2,8 @@ package runtime
 
 import (
 	"context"
+	"errors"
+	"io"
 	"time"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
@@ -23,7 +25,7 @@ const (
 func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, recorded int64) {
 	ctx, cancel := context.WithCancel(m.life)
 	b.mu.Lock()
-	b.unwatch = cancel
+	b.unwatch, b.points = cancel, row.Spec.AutoSnapshot
 	b.mu.Unlock()
 	m.armDeadline(b, row)
 	b.note(func(c *idleClock) {
@@ -164,6 +166,15 @@ func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
 		b.mu.Unlock()
 	}
 	return a
+}
+
+// Next reads on. The end is told once what the command changed can be undone.
+func (a *attached) Next() (sandbox.Output, error) {
+	out, err := a.ProcessIO.Next()
+	if errors.Is(err, io.EOF) {
+		a.m.restorePoint(a.b, a.Process())
+	}
+	return out, err
 }
 
 // Exit tells how the process ended, with the cause only the host knows.

@@ -141,3 +141,11 @@ type Schedule struct {
 	Runs      int64      `json:"runs" doc:"Times it did what it is for."`
 	Skipped   int64      `json:"skipped" doc:"Times it did not, because a process was running or the sandbox could not be changed."`
 }
+
+// History is how a sandbox's files came to be.
+type History struct {
+	Sandbox ID         `json:"sandbox"`
+	Point   SnapshotID `json:"point,omitempty" doc:"What they were last frozen as, or put back on; empty: they are those it began with."`
+	Changed bool       `json:"changed" doc:"They changed since."`
+	Points  []Snapshot `json:"points" doc:"From that snapshot back to the first, newest first."`
+}

@@ -35,6 +35,9 @@ type CreateParams struct {
 	// Image is what the sandbox is made of, as Image returned it: kept with
 	// it, for its name may come to stand for another. Without a name: none.
 	Image sandbox.Image
+	// Snapshot is what it is made of in place of that image as it is now: the
+	// image's layers are the snapshot's, which must still be there.
+	Snapshot sandbox.SnapshotID
 
 	// With a key, a repeated call of the same owner with the same hash
 	// returns what the first made.
@@ -46,6 +49,7 @@ const (
 	sqlIdempotent    = `SELECT sandbox, hash FROM idempotency WHERE owner = ? AND key = ?`
 	sqlInsertSandbox = `INSERT INTO sandboxes (` + columns + `, name, image, image_record)
 		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlSetPoint  = `UPDATE sandboxes SET point = ?2 WHERE id = ?1`
 	sqlInsertKey = `INSERT INTO idempotency (owner, key, hash, sandbox) VALUES (?, ?, ?, ?)`
 )
 
@@ -185,9 +189,22 @@ func or(v, unset any) any {
 	return v
 }
 
+// sourceUnchanged refuses a create whose image or snapshot is not any more
+// what it was when it was read.
+func (t *tx) sourceUnchanged(b *birth) error {
+	if b.Snapshot == "" {
+		return t.imageUnchanged(b.Image, b.image)
+	}
+	_, err := t.text(sqlSnapshotThere, string(b.Snapshot))
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Errorf(sandbox.ErrNotFound, "snapshot_not_found", "snapshot %s was removed meanwhile", b.Snapshot)
+	}
+	return err
+}
+
 // create writes a planned sandbox.
 func (t *tx) create(b *birth) error {
-	if err := t.imageUnchanged(b.Image, b.image); err != nil {
+	if err := t.sourceUnchanged(b); err != nil {
 		return err
 	}
 	var slot int
@@ -217,6 +234,11 @@ func (t *tx) create(b *birth) error {
 	}
 	if err != nil {
 		return err
+	}
+	if b.Snapshot != "" {
+		if _, err := t.exec(sqlSetPoint, string(id), string(b.Snapshot)); err != nil {
+			return err
+		}
 	}
 	if err := t.lease(slot, b.Slot != nil, id); err != nil {
 		return err

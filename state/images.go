@@ -20,7 +20,12 @@ const (
 	// An image without layers has null there, which json_each makes a row of.
 	sqlLayers = `SELECT value FROM images, json_each(image, '$.layers') WHERE value IS NOT NULL
 		UNION SELECT value FROM sandboxes, json_each(image_record, '$.layers')
-		WHERE value IS NOT NULL AND status NOT IN ('completed', 'failed')`
+		WHERE value IS NOT NULL AND status NOT IN ('completed', 'failed')
+		UNION SELECT value FROM sandboxes, json_each(stack) WHERE value IS NOT NULL AND status NOT IN ('completed', 'failed')
+		UNION SELECT value FROM sandboxes, json_each(CASE pending WHEN '' THEN '{}' ELSE pending END, '$.stack') WHERE value IS NOT NULL
+		AND status NOT IN ('completed', 'failed')
+		UNION SELECT value FROM snapshots, json_each(record, '$.layers') WHERE value IS NOT NULL AND status = 'ready'
+		UNION SELECT value FROM build_cache, json_each(record, '$.layers') WHERE value IS NOT NULL`
 	sqlDeleteImage = `DELETE FROM images WHERE name = ?`
 	sqlUser        = `SELECT id FROM sandboxes WHERE image = ? AND status NOT IN ('completed', 'failed') LIMIT 1`
 
@@ -70,8 +75,8 @@ func (d *DB) ImageOf(ctx context.Context, id sandbox.ID) (sandbox.Image, error) 
 	return img, translate(err)
 }
 
-// LayersInUse returns every layer that an image names or a living sandbox
-// was made of: those that must stay.
+// LayersInUse returns every layer that must stay: what an image, a snapshot
+// or the build cache names, and what a living sandbox was made of or stands on.
 func (d *DB) LayersInUse(ctx context.Context) ([]string, error) {
 	return collect(ctx, d.reads[sqlLayers], scanText)
 }
@@ -209,6 +214,8 @@ func writeStatements() []string {
 		sqlReserve, sqlRelease, sqlReleaseAll,
 		sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet, sqlPruneEnded, sqlPruneEvents,
 		sqlInsertEvent, sqlImage, sqlPutImage, sqlUser, sqlDeleteImage, sqlPutProcess,
+		sqlRootOf, sqlBeginRoot, sqlEndRoot, sqlDropRoot,
+		sqlInsertSnapshot, sqlFinishSnapshot, sqlDropSnapshot, sqlDeleteSnapshot,
 	}
 }
 
@@ -216,5 +223,6 @@ func writeStatements() []string {
 func readStatements() []string {
 	return []string{
 		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
+		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots,
 	}
 }

@@ -12,6 +12,7 @@ import (
 // error that wraps none is shown to the caller as a request id only.
 type Manager interface {
 	Sandboxes
+	Snapshots
 	Processes
 	Images
 	Events
@@ -34,11 +35,29 @@ type Sandboxes interface {
 	Resume(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
-	// Reset gives a running sandbox its first files again, in place.
+	// Reset gives a sandbox its first files again, in place.
 	Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	// Remove ends a sandbox; of an ended one it returns the record.
 	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+}
+
+// Snapshots is the part of Manager that freezes files and goes back to them.
+type Snapshots interface {
+	Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	SnapshotOf(ctx context.Context, ref string) (sandbox.Snapshot, error)
+	// Snapshots lists those of one sandbox or, without a ref, all.
+	Snapshots(ctx context.Context, ref string, kinds ...sandbox.SnapshotKind) ([]sandbox.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref, actor string) (sandbox.Snapshot, error)
+	// Fork takes a snapshot or a living sandbox.
+	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error)
+	Rollback(ctx context.Context, ref, snapshot, actor string) (sandbox.Sandbox, error)
+	Undo(ctx context.Context, ref string, steps int, actor string) (sandbox.Sandbox, error)
+	// ResetPaths resets some paths while processes go on.
+	ResetPaths(ctx context.Context, ref string, paths []string, actor string) (sandbox.Sandbox, error)
+	History(ctx context.Context, ref string) (sandbox.History, error)
+	// Diff calls emit in the order of the paths, and ends with its error.
+	Diff(ctx context.Context, from, to string, emit func(sandbox.FileChange) error) error
 }
 
 // Processes is the part of Manager that runs commands. The connections that

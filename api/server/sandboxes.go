@@ -64,7 +64,6 @@ func (s *server) sandboxRoutes() {
 		{"resume", "Let a paused sandbox go on", s.m.Resume},
 		{"stop", "End every process; files are kept", s.m.Stop},
 		{"start", "Run a stopped sandbox again", s.m.Start},
-		{"reset", "Kill every process and give a running sandbox its image's files again; id, address and name stay", s.m.Reset},
 	} {
 		register(s, huma.Operation{
 			OperationID: move.verb + "-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/" + move.verb,

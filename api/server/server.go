@@ -62,6 +62,7 @@ func New(cfg Config) http.Handler {
 func (s *server) routes() {
 	s.systemRoutes()
 	s.sandboxRoutes()
+	s.snapshotRoutes()
 	s.processRoutes()
 	s.execRoutes()
 	s.streamRoutes()

@@ -77,3 +77,24 @@ func (c *cli) completeImage(*cobra.Command, []string, string) ([]string, cobra.S
 	}
 	return words, cobra.ShellCompDirectiveNoFileComp
 }
+
+func (c *cli) completeSnapshot(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cl, err := c.client()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
+	defer cancel()
+	all, err := cl.Snapshots(ctx, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var words []string
+	for _, s := range all {
+		words = append(words, string(s.ID))
+		if s.Name != "" {
+			words = append(words, s.Name)
+		}
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp
+}

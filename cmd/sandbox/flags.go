@@ -30,6 +30,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	l := &f.spec.Limits
 	fl.StringVar(&f.spec.Name, "name", "", "name, unique among living sandboxes")
 	fl.StringVar(&f.spec.Image, "image", "", "image to start from ('sandbox image ls'); the daemon's default if not given")
+	fl.StringVar((*string)(&f.spec.Snapshot), "snapshot", "", "begin with the files of this snapshot, in place of an image")
+	fl.BoolVar(&f.spec.AutoSnapshot, "auto-snapshot", false, "take a restore point after each command that changed files ('sandbox undo')")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V, or K to pass on your own; repeatable")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label k=v to find it by; repeatable")
 	fl.Float64Var(&l.CPUs, "cpu", 0, "CPU cores, as 0.5 or 2")

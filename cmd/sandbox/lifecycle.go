@@ -62,13 +62,6 @@ func (c *cli) startCmd() *cobra.Command {
 		"  sandbox start dev", (*client.Client).Start)
 }
 
-func (c *cli) resetCmd() *cobra.Command {
-	return c.moveCmd("reset", "Give a sandbox its first files again",
-		`Kill every process of a running sandbox and give it the files of its image again.
-What was written in it is gone. Id, address, name, limits and deadline stay.`,
-		"  sandbox reset dev", (*client.Client).Reset)
-}
-
 func (c *cli) rmCmd() *cobra.Command {
 	var all bool
 	var labels []string

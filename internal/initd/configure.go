@@ -18,6 +18,10 @@ import (
 // before a root switch gives up.
 const switchPatience = 10 * time.Second
 
+// idlePatience is how long file work may take to end before a root is not
+// called idle.
+const idlePatience = 50 * time.Millisecond
+
 // namespaceLimits are set to 0: no namespace of any kind can be made inside.
 // Only the first matters to a process without CAP_SYS_ADMIN; it must exist.
 var namespaceLimits = []string{
@@ -190,6 +194,9 @@ func (s *Server) lockRoot(a initproto.Configure, done *initproto.Configured) (un
 		done.Before = s.before.Load()
 		return s.cfgMu.Unlock, nil
 	}
+	if a.IfIdle {
+		return s.lockIdleRoot(done)
+	}
 	began := time.Now()
 	deadline := began.Add(switchPatience)
 	if err := s.emptyRoot(deadline); err != nil {
@@ -204,6 +211,31 @@ func (s *Server) lockRoot(a initproto.Configure, done *initproto.Configured) (un
 	done.Before = s.procs.numberAfter(a.LastProcess)
 	done.Kill = time.Since(began)
 	return unlock, nil
+}
+
+// lockIdleRoot is lockRoot for a root in which nothing is at work: nothing is
+// killed or cut. File work is given a moment to end.
+func (s *Server) lockIdleRoot(done *initproto.Configured) (unlock func(), err error) {
+	for deadline := time.Now().Add(idlePatience); !s.root.TryLock(); <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return nil, rootBusy("file work is under way")
+		}
+	}
+	s.cfgMu.Lock()
+	unlock = func() { s.cfgMu.Unlock(); s.root.Unlock() }
+	if s.procs.forked.Load() {
+		// Of a pid namespace: any process but PID 1 (kill(2)).
+		if err := unix.Kill(-1, 0); !errors.Is(err, unix.ESRCH) {
+			unlock()
+			return nil, rootBusy("a process runs")
+		}
+	}
+	done.Before = s.before.Load()
+	return unlock, nil
+}
+
+func rootBusy(why string) error {
+	return sandbox.Errorf(sandbox.ErrConflict, "root_busy", "%s in the root that was to be changed while idle", why)
 }
 
 // emptyRoot takes s.root for writing, having ended the file work that holds it.
@@ -278,8 +310,10 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 	}
 	began := time.Now()
 	if root != nil {
-		if err := s.clearLeftovers(); err != nil {
-			return sandbox.Errorf(sandbox.ErrUnavailable, "clear_failed", "clearing what the old root's processes left: %w", err)
+		if !a.IfIdle { // else the sandbox goes on, with what it left
+			if err := s.clearLeftovers(); err != nil {
+				return sandbox.Errorf(sandbox.ErrUnavailable, "clear_failed", "clearing what the old root's processes left: %w", err)
+			}
 		}
 		done.Clear = time.Since(began)
 		began = time.Now()

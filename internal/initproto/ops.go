@@ -72,7 +72,8 @@ type Configure struct {
 	LastProcess  int64                `json:"last_process,omitempty"` // process numbers go on after it
 	Work         bool                 `json:"work,omitempty"`
 	Root         bool                 `json:"root,omitempty"`
-	Extra        []string             `json:"extra,omitempty"` // where the extra mounts go
+	IfIdle       bool                 `json:"if_idle,omitempty"` // take the root only if no process runs in the one before, and go on with all else
+	Extra        []string             `json:"extra,omitempty"`   // where the extra mounts go
 }
 
 // Prepare carries what a configuration will need and can have before it. The

@@ -59,6 +59,10 @@ type Config struct {
 	Work *os.File
 	// Root is a new root to switch to; nil keeps the present one.
 	Root *RootMount
+	// IfIdle takes the root only if no process runs and no file work is under
+	// way; else it is class ErrConflict with code root_busy and nothing
+	// changed. What earlier processes left outside their files stays.
+	IfIdle bool
 	// Timings, if not nil, is filled in.
 	Timings *Timings
 }
@@ -114,6 +118,7 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
 		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
+		IfIdle: cfg.IfIdle,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot

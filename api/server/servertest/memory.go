@@ -16,12 +16,13 @@ import (
 
 // Memory is a Manager. Its zero value is not ready; use New.
 type Memory struct {
-	mu     sync.Mutex
-	boxes  []*box // in order of creation
-	keys   map[string]*box
-	images []sandbox.Image
-	events []sandbox.Event
-	subs   map[chan struct{}]bool
+	mu        sync.Mutex
+	boxes     []*box // in order of creation
+	keys      map[string]*box
+	images    []sandbox.Image
+	snapshots []sandbox.Snapshot // newest first
+	events    []sandbox.Event
+	subs      map[chan struct{}]bool
 
 	// Fail, when set, is asked before each call with the method's name; an
 	// error is returned as it is, a panic goes on.

@@ -1,0 +1,231 @@
+//go:build root
+
+package integration
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+func (d *daemon) snapshot(t testing.TB, ref, name string) sandbox.Snapshot {
+	t.Helper()
+	s, err := d.Snapshot(t.Context(), ref, sandbox.SnapshotRequest{Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestSnapshotRollbackFork goes the whole way: freeze, change, go back, go on
+// elsewhere, and all of it after a kill of the daemon too.
+func TestSnapshotRollbackFork(t *testing.T) {
+	d := install(t, "")
+	sb := d.create(t, sandbox.Spec{Name: "dev", Env: map[string]string{"COLOR": "red"}})
+	d.sh(t, "dev", "echo one >/root/f; mkdir -p /srv/d; echo x >/srv/d/x; mv /srv/d /srv/e; ln /srv/e/x /srv/e/y; rm /etc/motd 2>/dev/null; true")
+	one := d.snapshot(t, "dev", "one")
+	if one.Live || one.Sandbox != sb.ID || one.Spec.Name != "dev" {
+		t.Errorf("snapshot of an idle sandbox: %+v", one)
+	}
+	const look = "cat /root/f; ls -A /srv /srv/e 2>/dev/null; echo $COLOR"
+	before := d.sh(t, "dev", look)
+	d.sh(t, "dev", "echo two >/root/f; rm -r /srv/e; echo z >/srv/z")
+	two := d.snapshot(t, "dev", "two")
+	if two.Parent != one.ID {
+		t.Errorf("the parent of the second is %s, not %s", two.Parent, one.ID)
+	}
+	d.sh(t, "dev", "echo three >/root/f")
+	for _, restart := range []bool{false, true} {
+		if restart {
+			d.kill()
+			d.start()
+		}
+		after, err := d.Rollback(t.Context(), "dev", "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := d.sh(t, "dev", look); got != before {
+			t.Errorf("rolled back to one: %q, want %q", got, before)
+		}
+		if after.ID != sb.ID || after.Address != sb.Address || after.InitPID != sb.InitPID {
+			t.Errorf("it was %+v and is %+v", sb, after)
+		}
+		made, err := d.Fork(t.Context(), "two", sandbox.ForkRequest{Count: 3, Name: fmt.Sprint("f", restart)})
+		if err != nil || len(made) != 3 {
+			t.Fatalf("fork: %v, %v", made, err)
+		}
+		for i, f := range made {
+			name := fmt.Sprintf("f%v-%d", restart, i+1)
+			if got := d.sh(t, name, "cat /root/f /srv/z; ls /srv; hostname; cat /etc/hostname; echo $COLOR"); got != "two\nz\nz\n"+name+"\n"+name+"\nred" {
+				t.Errorf("fork %s: %q", f.Sandbox.ID, got)
+			}
+			d.sh(t, name, "echo own >/root/f")
+		}
+		if _, err := d.Rollback(t.Context(), "dev", "two"); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.sh(t, "dev", "cat /root/f"); got != "two" {
+			t.Errorf("after forks wrote: %q", got)
+		}
+	}
+	if _, err := d.Reset(t.Context(), "ftrue-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "ftrue-1", "cat /root/f"); got != "two" {
+		t.Errorf("a fork reset: %q, want what it began with", got)
+	}
+	d.agree(t)
+	d.removeAll(t.Context())
+	if got := d.snapshots(t, ""); len(got) != 2 {
+		t.Errorf("the snapshots outlive their sandbox: %v", got)
+	}
+	for _, n := range []string{"one", "two"} {
+		if _, err := d.RemoveSnapshot(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.noUpperLayers(t)
+}
+
+func (d *daemon) snapshots(t testing.TB, ref string) (names []string) {
+	t.Helper()
+	all, err := d.Snapshots(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		names = append(names, string(s.ID)+" "+s.Name)
+	}
+	return names
+}
+
+// noUpperLayers waits until no layer of a snapshot is left on the volume.
+func (d *daemon) noUpperLayers(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, "the layers of snapshots are gone", func() bool {
+		for _, l := range d.layers(t) {
+			if strings.HasPrefix(l, "upper-") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestSnapshotKeepsWhatGoesOn: a snapshot of an idle sandbox takes nothing
+// from it: records of its commands, shared memory, its clock.
+func TestSnapshotKeepsWhatGoesOn(t *testing.T) {
+	d := install(t, "")
+	sb := d.create(t, sandbox.Spec{Name: "dev"})
+	p, err := d.StartProcess(t.Context(), "dev", sandbox.ProcessSpec{Argv: []string{"echo", "kept"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, "dev", "echo shared >/dev/shm/x; echo f >/root/f")
+	d.snapshot(t, "dev", "")
+	if got := d.sh(t, "dev", "cat /dev/shm/x /root/f"); got != "shared\nf" {
+		t.Errorf("after a snapshot: %q", got)
+	}
+	procs, err := d.Processes(t.Context(), "dev")
+	if err != nil || len(procs) < 2 || procs[0].ID != p.ID {
+		t.Errorf("processes %+v, %v", procs, err)
+	}
+	now, err := d.Sandbox(t.Context(), "dev")
+	if err != nil || now.InitPID != sb.InitPID || now.Status != sandbox.StatusRunning {
+		t.Errorf("now %+v, %v", now, err)
+	}
+}
+
+// TestSnapshotOfWhatDoesNotRun: paused and stopped sandboxes have files too.
+func TestSnapshotOfWhatDoesNotRun(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "dev"})
+	d.sh(t, "dev", "echo 1 >/root/f")
+	if _, err := d.Pause(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	d.snapshot(t, "dev", "paused")
+	if _, err := d.Resume(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, "dev", "echo 2 >/root/f")
+	if _, err := d.Stop(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if s := d.snapshot(t, "dev", "stopped"); !s.Durable {
+		t.Error("a snapshot of a stopped sandbox is on disk at once")
+	}
+	d.kill()
+	d.start()
+	if _, err := d.Start(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "dev", "cat /root/f"); got != "2" {
+		t.Errorf("after stop, snapshot, start: %q", got)
+	}
+	if _, err := d.Stop(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Rollback(t.Context(), "dev", "paused"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Start(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "dev", "cat /root/f"); got != "1" {
+		t.Errorf("rolled back while stopped: %q", got)
+	}
+	d.agree(t)
+}
+
+// TestUndo walks back through automatic restore points.
+func TestUndo(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "dev", AutoSnapshot: true})
+	for i := range 4 {
+		d.sh(t, "dev", fmt.Sprintf("echo %d >>/root/f", i))
+		d.sh(t, "dev", "cat /root/f >/dev/null") // changes nothing
+	}
+	h, err := d.History(t.Context(), "dev")
+	if err != nil || len(h.Points) != 4 || h.Changed {
+		t.Fatalf("history %+v, %v", h, err)
+	}
+	if !strings.Contains(h.Points[0].Comment, "echo 3") || h.Points[0].Kind != sandbox.SnapshotAuto {
+		t.Errorf("newest point %+v", h.Points[0])
+	}
+	undo := func(steps int, want string) {
+		t.Helper()
+		if _, err := d.Undo(t.Context(), "dev", steps); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.sh(t, "dev", "cat /root/f 2>/dev/null; true"); got != want {
+			t.Errorf("undo %d: %q, want %q", steps, got, want)
+		}
+	}
+	undo(1, "0\n1\n2")
+	undo(2, "0")
+	if _, err := d.Fork(t.Context(), string(h.Points[1].ID), sandbox.ForkRequest{Name: "aside"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "aside", "cat /root/f"); got != "0\n1\n2" {
+		t.Errorf("branch: %q", got)
+	}
+	d.sh(t, "dev", "echo other >>/root/f")
+	undo(1, "0")
+	undo(1, "")
+	if _, err := d.Undo(t.Context(), "dev", 1); sandbox.CodeOf(err) != "nothing_to_undo" {
+		t.Errorf("undo of nothing: %v", err)
+	}
+	d.agree(t)
+}
+
+// layers lists the directories of layers on the daemon's volume.
+func (d *daemon) layers(t testing.TB) []string {
+	t.Helper()
+	return names(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
+}

@@ -1,0 +1,248 @@
+package runtime
+
+import (
+	"context"
+	"slices"
+
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// A sandbox's files are a stack of read-only layers and one upper. Both change
+// in place:
+//
+//	freeze   [image, a] + upper   →  [image, a, upper] + fresh upper
+//	replace  [image, a] + upper   →  [any stack]       + fresh upper
+//
+// The intent goes to the row first, without PID 1, so that a crash leaves the
+// sandbox to be stopped. Whether a freeze had come to its rename the volume
+// tells; a replacement is simply done again.
+
+const (
+	eventReset      = "sandbox.reset"
+	eventRolledBack = "sandbox.rolled_back"
+	codeRootBusy    = "root_busy" // of PID 1
+)
+
+// stacked is the image of a root with the layers it stands on now.
+func stacked(r state.Root) sandbox.Image {
+	img := r.Image
+	img.Layers = r.Stack
+	return img
+}
+
+// replace gives a sandbox a fresh upper on another stack. Its processes, if
+// it has any, are killed; id, address, name, limits and deadline stay.
+type replace struct {
+	stack []string
+	point sandbox.SnapshotID
+	event state.Change
+}
+
+// replaceRoot carries a replacement out, whatever status the sandbox is in.
+func (m *Manager) replaceRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, to replace) (sandbox.Sandbox, error) {
+	p := state.PendingRoot{Op: state.RootReplace, Stack: to.stack, Point: to.point, InitPID: sb.InitPID}
+	stopped := sb.Status == sandbox.StatusStopped
+	if err := m.state.BeginRoot(ctx, b.id, p, stopped); err != nil {
+		return sb, err
+	}
+	r.Stack = to.stack
+	var err error
+	if stopped {
+		err = m.replaceFiles(b.id, sb)
+	} else {
+		err = m.newRoot(ctx, b, sb, stacked(r))
+	}
+	if err == nil {
+		err = m.state.FinishRoot(ctx, b.id, p, sb.InitPID, "", to.event, stopped)
+	}
+	if err != nil {
+		return sb, m.rootFailed(ctx, b, sb, p, err)
+	}
+	return sb, nil
+}
+
+// rootFailed brings a change of root that failed half-way to an end: of
+// files, always; of a shell that may stand on the wrong ones, by a stop.
+func (m *Manager) rootFailed(ctx context.Context, b *box, sb sandbox.Sandbox, p state.PendingRoot, cause error) error {
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+	defer cancel()
+	if sb.Status == sandbox.StatusStopped {
+		if err := m.completeRoot(clean, b.id, sb, p); err != nil {
+			m.log.Error("change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
+		}
+		return cause
+	}
+	sb.InitPID = 0
+	detail := "changing its files failed: " + explain(cause)
+	_, _ = m.halt(clean, b, sb, state.Change{Detail: &detail, Actor: "daemon"}) // logs, and tries again by itself
+	if err := m.completeRoot(clean, b.id, sb, p); err != nil {
+		m.log.Error("change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
+	}
+	return cause
+}
+
+// completeRoot finishes a change of root that was cut off, or takes it back
+// where it had not begun. Repeating it is safe.
+func (m *Manager) completeRoot(ctx context.Context, id sandbox.ID, sb sandbox.Sandbox, p state.PendingRoot) error {
+	switch {
+	case p.Op == state.RootReplace:
+		if err := m.replaceFiles(id, sb); err != nil {
+			return err
+		}
+	case !m.roots.HasLayer(p.Layer):
+		return m.state.AbandonRoot(ctx, id, p)
+	default:
+		if err := m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits); err != nil {
+			return err
+		}
+	}
+	if err := m.roots.Sync(); err != nil {
+		return err
+	}
+	if p.Snapshot != nil {
+		p.Snapshot.Durable = true
+	}
+	return m.state.FinishRoot(ctx, id, p, 0, "", state.Change{}, true)
+}
+
+// completeRoots finishes what an earlier daemon had begun, before anything of
+// it is looked at. It returns the rows as they are then.
+func (m *Manager) completeRoots(ctx context.Context, rows []state.Row) ([]state.Row, error) {
+	changed := false
+	for _, row := range rows {
+		r, err := m.state.RootOf(ctx, row.ID)
+		if err != nil || r.Pending == nil {
+			continue // a sandbox without an image has no root to change
+		}
+		changed = true
+		if err := m.completeRoot(ctx, row.ID, row.Sandbox, *r.Pending); err != nil {
+			m.log.Error("finish a change of a sandbox's files: tried again when it starts", "sandbox", row.ID, "err", err)
+			continue
+		}
+		m.log.Info("finished a change of a sandbox's files", "sandbox", row.ID, "change", r.Pending.Op)
+	}
+	if !changed {
+		return rows, nil
+	}
+	return m.state.Living(ctx)
+}
+
+// replaceFiles gives a sandbox without a shell a fresh upper.
+func (m *Manager) replaceFiles(id sandbox.ID, sb sandbox.Sandbox) error {
+	if err := m.roots.Discard(id, sb.Slot); err != nil {
+		return err
+	}
+	return m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits)
+}
+
+// newRoot puts a running sandbox on other layers and a fresh upper; every
+// process is killed.
+func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
+	release, err := m.roots.SetAside(b.id, sb.Slot)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+		return err
+	}
+	want, err := m.identity(sb)
+	if err != nil {
+		return err
+	}
+	furnished, err := m.roots.Furnish(b.id, image, rootfs.Identity{}, want)
+	if err != nil {
+		return err
+	}
+	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: true})
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	var done guest.Timings
+	o.config.Timings = &done
+	err = b.guest.Configure(ctx, o.config)
+	b.setBefore(done.Before)
+	return err
+}
+
+// freezeRoot makes a sandbox's upper a layer and goes on with a fresh one: the
+// quiesced snapshot, at a price that does not depend on what was written. It
+// is class ErrConflict with code root_busy, and nothing changed, where
+// something is at work in the root.
+func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+	stopped := sb.Status == sandbox.StatusStopped
+	snap.Durable = stopped
+	p := state.PendingRoot{
+		Op: state.RootFreeze, Layer: snap.Layers[len(snap.Layers)-1], Stack: snap.Layers, Point: snap.ID,
+		InitPID: sb.InitPID, Snapshot: &snap,
+	}
+	if err := m.state.BeginRoot(ctx, b.id, p, stopped); err != nil {
+		return snap, err
+	}
+	takeBack := func(cause error) error {
+		if err := m.roots.ThawUpper(b.id, p.Layer); err != nil {
+			return m.rootFailed(ctx, b, sb, p, cause)
+		}
+		if err := m.state.AbandonRoot(context.WithoutCancel(ctx), b.id, p); err != nil {
+			m.log.Error("take a snapshot back: the sandbox stops at the next start of the daemon", "sandbox", b.id, "err", err)
+		}
+		return cause
+	}
+	if err := m.roots.FreezeUpper(b.id, p.Layer); err != nil {
+		return snap, takeBack(err)
+	}
+	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+		return snap, takeBack(err)
+	}
+	boot := m.cfg.BootID
+	if stopped {
+		boot = ""
+		if err := m.roots.Sync(); err != nil {
+			return snap, takeBack(err)
+		}
+	} else if err := m.restack(ctx, b, sb, r, p.Stack); err != nil {
+		if sandbox.CodeOf(err) == codeRootBusy || sandbox.CodeOf(err) == codeNotTried {
+			return snap, takeBack(err)
+		}
+		return snap, m.rootFailed(ctx, b, sb, p, err)
+	}
+	if err := m.state.FinishRoot(ctx, b.id, p, sb.InitPID, boot, state.Change{}, stopped); err != nil {
+		return snap, m.rootFailed(ctx, b, sb, p, err)
+	}
+	return snap, nil
+}
+
+// codeNotTried marks an error met before PID 1 was asked for anything.
+const codeNotTried = "root_not_mounted"
+
+// restack lets an idle PID 1 take a root of the same files on one layer more.
+func (m *Manager) restack(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, stack []string) error {
+	r.Stack = stack
+	o, err := m.outfit(ctx, b, sb, stacked(r), given{files: true, prepared: true})
+	if err != nil {
+		return sandbox.Errorf(sandbox.ErrUnavailable, codeNotTried, "mounting the files of sandbox %s anew: %w", b.id, err)
+	}
+	defer o.Close()
+	o.config.IfIdle = true
+	return b.guest.Configure(ctx, o.config)
+}
+
+// shorten puts one layer in place of those a stack begins with above its
+// image, where the background has made one.
+func (m *Manager) shorten(ctx context.Context, base, stack []string) []string {
+	if len(stack) < flattenAt || len(stack) < len(base) || !slices.Equal(stack[:len(base)], base) {
+		return stack
+	}
+	own := stack[len(base):]
+	for n := len(own); n > 1; n-- {
+		layer, err := m.state.Flattened(ctx, own[:n])
+		if err == nil && layer != "" && m.roots.HasLayer(layer) {
+			return slices.Concat(base, []string{layer}, own[n:])
+		}
+	}
+	return stack
+}
