@@ -72,6 +72,11 @@ type ImageList struct {
 	Items []sandbox.Image `json:"items"`
 }
 
+// VolumeList lists the volumes, by name.
+type VolumeList struct {
+	Items []sandbox.Volume `json:"items"`
+}
+
 // FileList lists the entries of a directory.
 type FileList struct {
 	Items []sandbox.FileInfo `json:"items"`

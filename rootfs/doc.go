@@ -8,6 +8,7 @@
 //	volume/layers/<sha256>/{root,layer.json}   imported: immutable, shared
 //	volume/layers/upper-<random>/upper         a frozen upper: the same
 //	volume/sandboxes/<id>/{upper,work}         one sandbox's own
+//	volume/volumes/<name>/data                 a named volume, shared by who mounts it
 //	volume/staging/<random>/                   an import or a copy on its way
 //	volume/trash/                              emptied in the background
 //	volume/skeleton/                           mount points, for stacks that lack them

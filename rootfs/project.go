@@ -36,7 +36,7 @@ func (s *Store) findProjectIDs() (*projectIDs, error) {
 	if !s.vol.quota {
 		return ids, nil
 	}
-	for _, d := range []string{sandboxesDir, layersDir, trashDir} {
+	for _, d := range []string{sandboxesDir, volumesDir, layersDir, trashDir} {
 		names, err := readNames(s.vol.path(d))
 		if err != nil {
 			return nil, fmt.Errorf("rootfs: find project ids: %w", err)

@@ -23,6 +23,8 @@ type Config struct {
 
 	ImportMaxBytes int64 // bytes of one import, unpacked; 0: 32 GiB
 	ImportMaxFiles int64 // entries of one import; 0: 2,000,000
+
+	BindRoots []string // host directories beneath which others may be bound into sandboxes
 }
 
 const (
@@ -183,7 +185,7 @@ func (s *Store) mountScratch() error {
 }
 
 func (s *Store) prepareDirs() error {
-	for _, d := range []string{layersDir, sandboxesDir, stagingDir, trashDir} {
+	for _, d := range []string{layersDir, sandboxesDir, volumesDir, stagingDir, trashDir} {
 		if err := os.Mkdir(s.vol.path(d), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("rootfs: prepare volume: %w", err)
 		}

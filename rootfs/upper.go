@@ -82,20 +82,27 @@ func (s *Store) SetLimits(id sandbox.ID, _ int, l sandbox.Limits) error {
 }
 
 func (s *Store) setLimits(id sandbox.ID, dir string, l sandbox.Limits, create bool) error {
+	err := s.limitDir(string(id), dir, l, create)
+	if errors.Is(err, os.ErrNotExist) {
+		return sandbox.Errorf(sandbox.ErrNotFound, "no_upper", "sandbox %s has no files: %w", id, err)
+	}
+	return err
+}
+
+// limitDir sets the disk limits of a directory and all that is made in it.
+// With create it may be one that had none yet.
+func (s *Store) limitDir(what, dir string, l sandbox.Limits, create bool) error {
 	if !s.vol.quota {
 		return nil
 	}
 	f, err := os.Open(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return sandbox.Errorf(sandbox.ErrNotFound, "no_upper", "sandbox %s has no files: %w", id, err)
-	}
 	if err != nil {
-		return fmt.Errorf("rootfs: limits of %s: %w", id, err)
+		return fmt.Errorf("rootfs: limits of %s: %w", what, err)
 	}
 	defer f.Close()
 	project, err := linux.ProjectID(f)
 	if err != nil {
-		return fmt.Errorf("rootfs: limits of %s: %w", id, err)
+		return fmt.Errorf("rootfs: limits of %s: %w", what, err)
 	}
 	fresh := project == 0 && create
 	if fresh {
@@ -104,7 +111,7 @@ func (s *Store) setLimits(id sandbox.ID, dir string, l sandbox.Limits, create bo
 		}
 	}
 	if project == 0 {
-		return fmt.Errorf("rootfs: limits of %s: its directory carries no project id", id)
+		return fmt.Errorf("rootfs: limits of %s: its directory carries no project id", what)
 	}
 	// The limits come first: no moment with the id and without them.
 	err = linux.SetProjectQuota(s.vol.root, project, uint64(l.DiskBytes), uint64(l.DiskInodes))
@@ -115,7 +122,7 @@ func (s *Store) setLimits(id sandbox.ID, dir string, l sandbox.Limits, create bo
 		if fresh {
 			s.ids.free(project)
 		}
-		return fmt.Errorf("rootfs: limits of %s (project %#x): %w", id, project, err)
+		return fmt.Errorf("rootfs: limits of %s (project %#x): %w", what, project, err)
 	}
 	return nil
 }

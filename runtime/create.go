@@ -116,6 +116,9 @@ type intention struct {
 // plan completes and checks a request.
 func (m *Manager) plan(ctx context.Context, req sandbox.CreateRequest) (intention, error) {
 	spec, image, err := m.complete(ctx, req.Spec)
+	if err == nil {
+		err = m.checkMounts(ctx, spec.Volumes, req.Actor)
+	}
 	if err != nil {
 		return intention{}, err
 	}

@@ -137,6 +137,12 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 	if err != nil {
 		return nil, err
 	}
+	volumes, err := m.mountVolumes(b, sb)
+	if err != nil {
+		o.Close()
+		return nil, err
+	}
+	o.root.Extra = append(o.root.Extra, volumes...)
 	o.config.Root = &guest.RootMount{Root: o.root.Mount}
 	for _, e := range o.root.Extra {
 		o.config.Root.Extra = append(o.config.Root.Extra, guest.ExtraMount{File: e.File, Path: e.Path})

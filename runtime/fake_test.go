@@ -44,6 +44,7 @@ type kernel struct {
 	procs                           map[sandbox.ID][]sandbox.Process
 	configured                      map[sandbox.ID]guest.Config
 	before                          map[sandbox.ID]int64 // last process of earlier roots
+	volumes                         map[string]rootfs.VolumeLimits
 	mute                            bool                 // PID 1s answer nothing
 }
 
@@ -54,7 +55,7 @@ func newKernel(t *testing.T) *kernel {
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
-		before: map[sandbox.ID]int64{},
+		before: map[sandbox.ID]int64{}, volumes: map[string]rootfs.VolumeLimits{},
 	}
 	t.Cleanup(func() {
 		for _, pid := range k.pids {

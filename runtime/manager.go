@@ -49,6 +49,7 @@ type Manager struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
+	volumes sync.Mutex    // held while a volume is made, changed or removed
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 

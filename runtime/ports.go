@@ -69,6 +69,21 @@ type Roots interface {
 	Diff(ctx context.Context, from, to []string, upper sandbox.ID, emit func(sandbox.FileChange) error) error
 	Sync() error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
+	VolumeRoots
+}
+
+// VolumeRoots keeps volumes, and mounts them and directories of the host.
+type VolumeRoots interface {
+	CreateVolume(name string, l rootfs.VolumeLimits) error
+	LimitVolume(name string, l rootfs.VolumeLimits) error
+	LimitsOfVolume(name string) (rootfs.VolumeLimits, error)
+	VolumeUsage(name string) (bytes, inodes uint64, known bool, err error)
+	VolumeEnforcement(l rootfs.VolumeLimits) []sandbox.Enforcement
+	MountVolume(name string, userns *os.File, readOnly bool) (*os.File, error)
+	DiscardVolume(name string) error
+	NamedVolumes() ([]string, error)
+	CheckBind(b rootfs.BindSpec) error
+	MountBind(b rootfs.BindSpec) (*os.File, error)
 }
 
 // Shells makes and removes shells.

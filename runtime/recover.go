@@ -217,6 +217,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 		"remove what no sandbox owns": m.sweepUp(ctx, rows),
 		"make the host image":         m.refreshHostImage(ctx),
 		"forget lost snapshots":       m.forgetLost(ctx),
+		"put the volumes in order":    m.recoverVolumes(ctx),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
 	} {

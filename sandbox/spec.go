@@ -36,6 +36,7 @@ type VolumeMount struct {
 	HostPath string `json:"host_path,omitempty" maxLength:"4096" doc:"A directory of the host beneath one of the configured bind roots; for admins, in place of a volume."`
 	Path     string `json:"path" maxLength:"4096" doc:"Where it appears inside; made if it is missing."`
 	ReadOnly bool   `json:"read_only,omitempty"`
+	Writable bool   `json:"writable,omitempty" doc:"Of a host path, which is read-only without it."`
 }
 
 // Capabilities is a capability profile (see docs/SECURITY.md).
@@ -150,15 +151,25 @@ func (s Spec) Validate() error {
 			return bad("invalid_timeout", "%s %d: use 0 to %d", name, secs, int64(maxTTL/time.Second))
 		}
 	}
-	if len(s.Labels) > maxLabels {
-		return bad("invalid_labels", "%d labels: at most %d", len(s.Labels), maxLabels)
+	if err := validateLabels(s.Labels); err != nil {
+		return err
 	}
-	for k, v := range s.Labels {
-		if k == "" || len(k) > maxLabelLen || len(v) > maxLabelLen || strings.ContainsAny(k, "=,\x00\n") || strings.ContainsAny(v, "\x00\n") {
-			return bad("invalid_labels", "label %.40q: keys are 1 to %d bytes without '=' or ',', values at most %d bytes of one line", k, maxLabelLen, maxLabelLen)
-		}
+	if err := validateVolumes(s.Volumes); err != nil {
+		return err
 	}
 	return s.Limits.Validate()
+}
+
+func validateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return Errorf(ErrInvalid, "invalid_labels", "%d labels: at most %d", len(labels), maxLabels)
+	}
+	for k, v := range labels {
+		if k == "" || len(k) > maxLabelLen || len(v) > maxLabelLen || strings.ContainsAny(k, "=,\x00\n") || strings.ContainsAny(v, "\x00\n") {
+			return Errorf(ErrInvalid, "invalid_labels", "label %.40q: keys are 1 to %d bytes without '=' or ',', values at most %d bytes of one line", k, maxLabelLen, maxLabelLen)
+		}
+	}
+	return nil
 }
 
 // Validate checks the limits against the smallest that can work.

@@ -63,8 +63,9 @@ var firstStatuses = []sandbox.Status{sandbox.StatusPending, sandbox.StatusCreati
 // ErrConflict with code name_taken, idempotency_mismatch, slot_not_reserved
 // or, where the image was removed or replaced since it was read,
 // image_changed: so no layer of a sandbox's image is collected between the
-// reading and the row. ErrExhausted with code slots_exhausted. ErrInvalid
-// with code illegal_move for a status a sandbox cannot begin with.
+// reading and the row. ErrNotFound with code volume_not_found: so no volume of
+// a living sandbox is removed. ErrExhausted with code slots_exhausted.
+// ErrInvalid with code illegal_move for a status a sandbox cannot begin with.
 func (d *DB) CreateSandbox(ctx context.Context, p CreateParams) (sb sandbox.Sandbox, existed bool, err error) {
 	b, err := p.plan(time.Now())
 	if err != nil {
@@ -205,6 +206,9 @@ func (t *tx) sourceUnchanged(b *birth) error {
 // create writes a planned sandbox.
 func (t *tx) create(b *birth) error {
 	if err := t.sourceUnchanged(b); err != nil {
+		return err
+	}
+	if err := t.volumesReady(b.Sandbox.Spec.Volumes); err != nil {
 		return err
 	}
 	var slot int

@@ -224,5 +224,6 @@ func readStatements() []string {
 	return []string{
 		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
 		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots,
+		sqlVolumes, sqlVolumeUsers,
 	}
 }

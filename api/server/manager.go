@@ -15,6 +15,7 @@ type Manager interface {
 	Snapshots
 	Processes
 	Images
+	Volumes
 	Events
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
@@ -86,6 +87,16 @@ type Images interface {
 	// ImportImage reads a tar archive, plain or compressed.
 	ImportImage(ctx context.Context, name string, r io.Reader) (sandbox.Image, error)
 	RemoveImage(ctx context.Context, name string) error
+}
+
+// Volumes is the part of Manager that keeps volumes.
+type Volumes interface {
+	CreateVolume(ctx context.Context, req sandbox.VolumeRequest) (sandbox.Volume, error)
+	Volume(ctx context.Context, name string) (sandbox.Volume, error)
+	Volumes(ctx context.Context) ([]sandbox.Volume, error)
+	ChangeVolume(ctx context.Context, name string, ch sandbox.VolumeChange) (sandbox.Volume, error)
+	// RemoveVolume refuses one that a living sandbox mounts.
+	RemoveVolume(ctx context.Context, name, actor string) error
 }
 
 // Events is the part of Manager that tells what happened.

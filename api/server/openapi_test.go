@@ -29,6 +29,7 @@ var routes = []string{
 	"GET /v1/sandboxes/{ref}/files/stat", "GET /v1/sandboxes/{ref}/files/list", "POST /v1/sandboxes/{ref}/files/mkdir", "POST /v1/sandboxes/{ref}/files/move",
 	"POST /v1/sandboxes/{ref}/files/chmod", "GET /v1/sandboxes/{ref}/files/watch", "GET /v1/sandboxes/{ref}/files/archive", "PUT /v1/sandboxes/{ref}/files/archive",
 	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
+	"GET /v1/volumes", "POST /v1/volumes", "GET /v1/volumes/{name}", "PATCH /v1/volumes/{name}", "DELETE /v1/volumes/{name}",
 }
 
 type document struct {

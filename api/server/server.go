@@ -69,6 +69,7 @@ func (s *server) routes() {
 	s.fileRoutes()
 	s.archiveRoutes()
 	s.imageRoutes()
+	s.volumeRoutes()
 	s.eventRoutes()
 }
 
@@ -150,7 +151,7 @@ func clip(s string, n int) string {
 func (s *server) noRoute(mux *http.ServeMux) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var allowed []string
-		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 			other := r.Clone(r.Context())
 			other.Method = method
 			if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {

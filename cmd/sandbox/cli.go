@@ -259,7 +259,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run commands:"}, &cobra.Group{ID: "life", Title: "Life of a sandbox:"},
 		&cobra.Group{ID: "time", Title: "Back and aside:"},
-		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "files", Title: "Files and images:"}, &cobra.Group{ID: "host", Title: "This machine:"},
+		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "files", Title: "Files, images and volumes:"}, &cobra.Group{ID: "host", Title: "This machine:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
@@ -271,7 +271,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.resetCmd(), c.rmCmd())
 	add("time", c.snapshotCmd(), c.forkCmd(), c.rollbackCmd(), c.logCmd(), c.undoCmd(), c.branchCmd())
 	add("look", c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.eventsCmd())
-	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd())
+	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd())
 	add("host", c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {

@@ -22,6 +22,7 @@ type specFlags struct {
 	timeout, idle     time.Duration
 	net, capabilities string
 	dns               []string
+	volumes           []string
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -49,6 +50,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.DurationVar(&f.idle, "idle-timeout", 0, "end it after this long without a running process or a call")
 	fl.StringVar(&f.net, "net", "", "network: off (default), or open for the public internet")
 	fl.StringArrayVar(&f.dns, "dns", nil, "resolver with --net open; repeatable")
+	fl.StringArrayVarP(&f.volumes, "volume", "v", nil, "mount volume NAME:/path[:ro], or as root /host/dir:/path[:rw], read-only without :rw; repeatable")
 	fl.StringVar(&f.spec.Hostname, "hostname", "", "host name inside")
 	fl.StringVar(&f.capabilities, "capabilities", "", "root (default: eight capabilities inside) or none")
 }
@@ -68,6 +70,9 @@ func (f *specFlags) build(getenv func(string) string) (sandbox.Spec, error) {
 	s.TTLSeconds, s.IdleTimeoutSeconds = seconds(f.timeout), seconds(f.idle)
 	s.Network.Mode = sandbox.NetworkMode(f.net)
 	s.Capabilities = sandbox.Capabilities(f.capabilities)
+	if s.Volumes, err = parseMounts(f.volumes); err != nil {
+		return s, err
+	}
 	for _, d := range f.dns {
 		a, err := netip.ParseAddr(d)
 		if err != nil {

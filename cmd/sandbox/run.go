@@ -36,7 +36,8 @@ Standard input is passed on with -i, or when it is neither a terminal nor
   sandbox run --rm --image host --memory 512m --cpu 1 --timeout 10m -- python3 job.py
   sandbox run --rm -it -- bash
   echo 'print(6*7)' | sandbox run --rm -- python3
-  sandbox run -d --name web --net open -- python3 -m http.server`,
+  sandbox run -d --name web --net open -- python3 -m http.server
+  sandbox volume create cache && sandbox run --rm -v cache:/cache -- make`,
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -45,6 +46,7 @@ Standard input is passed on with -i, or when it is neither a terminal nor
 	}
 	cmd.Flags().BoolVar(&rm, "rm", false, "end the sandbox when the command ends")
 	sf.add(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	pf.add(cmd)
 	// A command's own flags need no "--" before them.
 	cmd.Flags().SetInterspersed(false)
@@ -226,6 +228,7 @@ shows which limits this machine enforces.`,
 		},
 	}
 	sf.add(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	cmd.Flags().StringVarP(&sf.spec.WorkDir, "cwd", "w", "", "working directory of its processes")
 	cmd.Flags().StringVarP(&sf.spec.User, "user", "u", "", "user of its processes: a name, a uid or uid:gid")
 	cmd.Flags().StringVar(&key, "idempotency-key", "", "repeating the command with the same key returns the same sandbox")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/docker/go-units"
@@ -39,6 +40,7 @@ type config struct {
 	Defaults    limitConfig   `yaml:"default_limits"`
 	TTL         duration      `yaml:"default_ttl"`
 	Idle        duration      `yaml:"default_idle_timeout"`
+	BindRoots   []string      `yaml:"bind_roots"`
 }
 
 type volumeConfig struct {
@@ -189,7 +191,26 @@ func (c config) check() error {
 	if err := sandbox.ValidateImageName(c.Image); err != nil {
 		bad("default_image: %w", err)
 	}
+	for _, root := range c.BindRoots {
+		if err := c.checkBindRoot(root); err != nil {
+			bad("bind_roots: %w", err)
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// checkBindRoot keeps the daemon's own directories out of sandboxes.
+func (c config) checkBindRoot(root string) error {
+	if !filepath.IsAbs(root) || filepath.Clean(root) != root || root == "/" {
+		return fmt.Errorf("%q: use a clean absolute path, and not /", root)
+	}
+	beneath := func(a, b string) bool { return a == b || strings.HasPrefix(a, b+"/") }
+	for _, own := range []string{c.StateDir, c.RunDir, "/proc", "/sys", "/dev"} {
+		if beneath(root, own) || beneath(own, root) {
+			return fmt.Errorf("%q: it and %s lie beneath one another", root, own)
+		}
+	}
+	return nil
 }
 
 func (c config) limits() sandbox.Limits {

@@ -138,6 +138,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	p.roots, err = rootfs.Open(ctx, rootfs.Config{
 		Dir: c.StateDir, VolumeBytes: int64(c.Volume.Size), BestEffort: bestEffort,
 		ImportMaxBytes: int64(c.Volume.MaxBytes), ImportMaxFiles: c.Volume.MaxFiles,
+		BindRoots: c.BindRoots,
 	})
 	if err != nil {
 		return nil, p, err

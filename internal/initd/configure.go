@@ -318,6 +318,9 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 		done.Clear = time.Since(began)
 		began = time.Now()
 		if err := switchRoot(root, extra, a.Extra); err != nil {
+			if e, ok := errors.AsType[*sandbox.Error](err); ok { // the place of a mount: the asker's to mend
+				return e
+			}
 			return sandbox.Errorf(sandbox.ErrUnavailable, "root_switch_failed", "taking the new root: %w", err)
 		}
 		s.before.Store(done.Before) // first: who sees the switch counted sees it too

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
 	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // movedMounts go from each root to the next, with all that is mounted below
@@ -134,7 +135,9 @@ func directoryIn(root int, name string) (int, error) {
 	return linux.OpenBeneath(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 }
 
-// attachExtra mounts a further tree or file beneath the new root.
+// attachExtra mounts a further tree or file beneath the new root, at a place
+// it makes where there is none. A link on the way is neither followed nor
+// replaced: a workload, or the image, put it there.
 func attachExtra(root, mount int, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(mount, &st); err != nil {
@@ -157,15 +160,47 @@ func attachExtra(root, mount int, path string) error {
 		if i == len(parts)-1 && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			next, err = fileIn(dir, part)
 		} else {
-			next, err = directoryIn(dir, part)
+			next, err = placeIn(dir, part)
 		}
 		if err != nil {
-			return err
+			return placeError("/"+strings.Join(parts[:i+1], "/"), err)
 		}
 		_ = unix.Close(dir)
 		dir = next
 	}
 	return unix.MoveMount(mount, "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// placeIn opens a directory, making it where there is nothing.
+func placeIn(dir int, name string) (int, error) {
+	fd, err := linux.OpenBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	if err := unix.Mkdirat(dir, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, err
+	}
+	return linux.OpenBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+}
+
+// placeError says what is in the way of a mount, and what to do.
+func placeError(at string, err error) error {
+	bad := func(class error, format string) error {
+		return sandbox.Errorf(class, "mount_point", format, at, err)
+	}
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return bad(sandbox.ErrConflict, "%s is a symbolic link in the sandbox: mount at the place it leads to: %w")
+	case errors.Is(err, unix.ENOTDIR):
+		return bad(sandbox.ErrConflict, "%s is no directory in the sandbox: mount elsewhere, or remove it: %w")
+	case errors.Is(err, unix.EROFS):
+		return bad(sandbox.ErrConflict, "%s is missing and stands in something read-only: make it there first, or mount elsewhere: %w")
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.EOVERFLOW):
+		return bad(sandbox.ErrConflict, "%s is missing and may not be made by the sandbox: make it there first, or mount elsewhere: %w")
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return bad(sandbox.ErrExhausted, "%s cannot be made, the disk limit is reached: raise it, or make room: %w")
+	}
+	return fmt.Errorf("making %s: %w", at, err)
 }
 
 func fileIn(dir int, name string) (int, error) {

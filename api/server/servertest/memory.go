@@ -21,6 +21,7 @@ type Memory struct {
 	keys      map[string]*box
 	images    []sandbox.Image
 	snapshots []sandbox.Snapshot // newest first
+	volumes   []sandbox.Volume
 	events    []sandbox.Event
 	subs      map[chan struct{}]bool
 
@@ -91,6 +92,9 @@ func (m *Memory) create(req sandbox.CreateRequest) (_ sandbox.Sandbox, existed b
 		if req.Spec.Name != "" && b.sb.Spec.Name == req.Spec.Name && !b.sb.Status.Terminal() {
 			return sandbox.Sandbox{}, false, sandbox.Errorf(sandbox.ErrConflict, "name_taken", "the name %q belongs to sandbox %s: choose another", req.Spec.Name, b.sb.ID)
 		}
+	}
+	if err := m.needVolumes(req.Spec.Volumes); err != nil {
+		return sandbox.Sandbox{}, false, err
 	}
 	now := time.Now()
 	b := &box{sb: sandbox.Sandbox{ID: sandbox.NewID(), Spec: req.Spec.Clone(), Status: sandbox.StatusRunning, CreatedAt: now, StartedAt: &now, Slot: len(m.boxes)}}
