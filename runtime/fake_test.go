@@ -45,7 +45,7 @@ type kernel struct {
 	configured                      map[sandbox.ID]guest.Config
 	before                          map[sandbox.ID]int64 // last process of earlier roots
 	volumes                         map[string]rootfs.VolumeLimits
-	mute                            bool                 // PID 1s answer nothing
+	mute                            bool // PID 1s answer nothing
 }
 
 var errInjected = errors.New("injected")
