@@ -49,7 +49,7 @@ func importUntilKilled(dir string) int {
 }
 
 // empty reports whether nothing is left but what was there from the start.
-func trashEmpty(t *testing.T, s *Store) bool {
+func trashEmpty(t testing.TB, s *Store) bool {
 	t.Helper()
 	for _, d := range []string{trashDir, stagingDir} {
 		names, err := readNames(s.vol.path(d))

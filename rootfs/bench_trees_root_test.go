@@ -1,0 +1,148 @@
+//go:build root
+
+package rootfs
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// fillUpper makes files of random content in directories of a hundred.
+func fillUpper(b testing.TB, s *Store, id sandbox.ID, files, size int) string {
+	b.Helper()
+	upper := s.vol.path(sandboxesDir, string(id), "upper")
+	content := make([]byte, size)
+	_, _ = rand.Read(content)
+	for i := range files {
+		dir := filepath.Join(upper, fmt.Sprintf("d%d", i/100))
+		if i%100 == 0 {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d", i)), content, 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return upper
+}
+
+const (
+	benchFiles = 10_000
+	benchSize  = 1 << 30 / benchFiles
+)
+
+// BenchmarkCopyUpper copies 1 GiB in 10,000 files: clean, as after a sync, and
+// still in memory; beside it cp -a, which clones files too, and likewise.
+func BenchmarkCopyUpper(b *testing.B) {
+	s := openXFS(b, 12<<30)
+	for _, state := range []string{"clean", "dirty"} {
+		ways := map[string]func(b *testing.B, id sandbox.ID, upper string){
+			"ours": func(b *testing.B, id sandbox.ID, _ string) {
+				if err := s.CopyUpper(b.Context(), id, NewUpperLayer()); err != nil {
+					b.Fatal(err)
+				}
+			},
+			"cp": func(b *testing.B, id sandbox.ID, upper string) {
+				to := s.vol.path(stagingDir, fmt.Sprint(time.Now().UnixNano()))
+				if out, err := exec.CommandContext(b.Context(), "cp", "-a", upper, to).CombinedOutput(); err != nil {
+					b.Fatalf("%v: %s", err, out)
+				}
+			},
+		}
+		for _, way := range []string{"ours", "cp"} {
+			b.Run(state+"/"+way, func(b *testing.B) {
+				var id sandbox.ID
+				var upper string
+				for b.Loop() {
+					b.StopTimer()
+					if id == "" || state == "dirty" {
+						id = create(b, s)
+						upper = fillUpper(b, s, id, benchFiles, benchSize)
+					}
+					if state == "clean" {
+						if err := s.Sync(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.StartTimer()
+					ways[way](b, id, upper)
+					b.StopTimer()
+					clearVolume(b, s, id, state == "dirty")
+					b.StartTimer()
+				}
+			})
+		}
+	}
+}
+
+// clearVolume throws away copies, and the upper if asked to, and waits until
+// they are gone.
+func clearVolume(b testing.TB, s *Store, id sandbox.ID, upper bool) {
+	b.Helper()
+	layers, err := s.Layers()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, l := range layers {
+		if err := s.RemoveLayer(l); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := s.discardStaging(); err != nil {
+		b.Fatal(err)
+	}
+	if upper {
+		if err := s.Discard(id, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	testenv.Eventually(b, time.Minute, "the copies gone", func() bool { return trashEmpty(b, s) })
+}
+
+// BenchmarkFreezeUpper freezes an upper of 1 GiB in 10,000 files, and an empty
+// one.
+func BenchmarkFreezeUpper(b *testing.B) {
+	s := openXFS(b, 4<<30)
+	for name, files := range map[string]int{"empty": 0, "10000": benchFiles} {
+		b.Run(name, func(b *testing.B) {
+			id := create(b, s)
+			fillUpper(b, s, id, files, benchSize)
+			for b.Loop() {
+				layer := NewUpperLayer()
+				if err := s.FreezeUpper(id, layer); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer() // and back
+				rel, err := s.upperLayerDir(layer)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := os.Rename(s.vol.path(rel), s.vol.path(sandboxesDir, string(id))); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			clearVolume(b, s, id, true)
+		})
+	}
+}
+
+func BenchmarkUpperStamp(b *testing.B) {
+	s := openXFS(b, 4<<30)
+	id := create(b, s)
+	fillUpper(b, s, id, benchFiles, 100)
+	for b.Loop() {
+		if _, err := s.UpperStamp(id); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
