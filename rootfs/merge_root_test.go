@@ -36,9 +36,28 @@ func (h *history) anyPath() string {
 	return p
 }
 
-// operate does one random operation. Many are impossible; those do nothing.
+// somePath is one that exists, most of the time.
+func (h *history) somePath(root string) string {
+	p := root
+	for range 1 + h.rnd.IntN(4) {
+		names, err := os.ReadDir(p)
+		if err != nil || len(names) == 0 {
+			break
+		}
+		p = filepath.Join(p, names[h.rnd.IntN(len(names))].Name())
+	}
+	if p == root || h.rnd.IntN(4) == 0 {
+		return filepath.Join(root, h.anyPath())
+	}
+	return p
+}
+
+// operate does one random operation. Some are impossible; those do nothing.
 func (h *history) operate(root string) {
-	a, b := filepath.Join(root, h.anyPath()), filepath.Join(root, h.anyPath())
+	a, b := h.somePath(root), h.somePath(root)
+	if h.rnd.IntN(2) == 0 { // a fresh name somewhere
+		b = filepath.Join(filepath.Dir(b), string(rune('a'+h.rnd.IntN(4))))
+	}
 	text := []byte(fmt.Sprint("content ", h.rnd.IntN(1000)))
 	var err error
 	switch h.rnd.IntN(20) {
@@ -170,7 +189,6 @@ func TestFlattenIsTheStack(t *testing.T) {
 				}
 			}
 		}
-		// The layer alone is a whole, too: nothing below means nothing hidden.
 		if marked(t, s, flats[0], "redirect") {
 			redirected++
 		}
