@@ -268,12 +268,6 @@ func (w *copyWorker) special(src, dst int, name string, st *unix.Stat_t) error {
 	return nil
 }
 
-// isWhiteout tells the mark that hides a name of the layers below
-// (Documentation/filesystems/overlayfs.rst).
-func isWhiteout(st *unix.Stat_t) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
-}
-
 // nameAttrs is fdAttrs for what cannot be opened. There are no calls yet that
 // take a directory and a name for attributes (6.13 has them): hence the path.
 func (w *copyWorker) nameAttrs(src, dst int, name string, st *unix.Stat_t) error {

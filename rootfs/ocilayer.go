@@ -178,6 +178,8 @@ func (u *unpacker) layerEntry(hdr *tar.Header, content io.Reader) error {
 	return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "archive entry %.200q is of the unknown kind %q", hdr.Name, hdr.Typeflag)
 }
 
+// isWhiteout tells the mark that hides a name of the layers below
+// (Documentation/filesystems/overlayfs.rst).
 func isWhiteout(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
 }

@@ -9,8 +9,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/internal/linux"
 )
 
 // What a sandbox made may be deeper than any path or than there are
@@ -218,21 +216,4 @@ func listXattrs(list func(buf []byte) (int, error)) ([]string, error) {
 		}
 		return names, nil
 	}
-}
-
-// mountLayers returns a read-only view of a stack of at least two layers,
-// lowest first, attached nowhere. Ids are those on disk.
-func (s *Store) mountLayers(layers []string) (*os.File, error) {
-	plan, err := planLayers(layers)
-	if err != nil {
-		return nil, err
-	}
-	root, err := s.mountOverlay(plan, nil, 0, s.mode)
-	if err != nil {
-		return nil, err
-	}
-	if err := linux.SetTree(root, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, false); err != nil {
-		return nil, errors.Join(err, root.Close())
-	}
-	return root, nil
 }

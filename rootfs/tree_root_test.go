@@ -171,12 +171,9 @@ func attached(t testing.TB, s *Store, plan overlayPlan) (dir string, detach func
 // listStack lists what a stack of layers, and maybe an upper, shows.
 func listStack(t testing.TB, s *Store, layers ...string) []string {
 	t.Helper()
-	plan, err := planLayers(layers)
+	plan, err := s.planView(layers)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if len(layers) == 1 { // an overlay without an upper has two
-		plan.lowers = append(plan.lowers, stagingDir)
 	}
 	dir, detach := attached(t, s, plan)
 	defer detach()
