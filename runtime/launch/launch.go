@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/cgroups"
-	_ "github.com/opencontainers/cgroups/devices" // libcontainer refuses to start a container without device rules
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
 
@@ -72,6 +71,11 @@ func New(cfg Config) (*Launcher, error) {
 	// Without CAP_SYS_RESOURCE on the host the hard limit is the ceiling.
 	l.maxFiles = min(max(lim.Max, 1024), 1<<20)
 	l.mqueue = hasFilesystem("mqueue")
+	// libcontainer hands this on to the stages, which are Go programs of one
+	// thread: they need not find out how many processors they may use.
+	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
+		return nil, err
+	}
 	sk, err := makeSkeleton(filepath.Join(l.dir, "skeleton"), cfg.InitBinary)
 	if err != nil {
 		return nil, fmt.Errorf("prepare the skeleton root: %w", err)
@@ -170,7 +174,7 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	proc := &libcontainer.Process{
 		// Its heap is small: where the kernel gives out huge pages unasked, one
 		// of 2 MiB would be most of what a sandbox costs. Workloads get theirs.
-		Args: []string{initPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1"},
+		Args: []string{initPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1", "GOMAXPROCS=1"},
 		Cwd: "/", Init: true, ExtraFiles: []*os.File{ln},
 		Stdin: null, Stdout: null, Stderr: null,
 	}

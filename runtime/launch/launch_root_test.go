@@ -216,6 +216,40 @@ func TestStageProgram(t *testing.T) {
 	}
 }
 
+// TestDevices: each shell's cgroup bounds devices, that of the first, which
+// loaded the program, and of the next, which shares it.
+func TestDevices(t *testing.T) {
+	// opens reports whether a process in the cgroup may read the device.
+	opens := func(path, device string) bool {
+		return exec.CommandContext(t.Context(), "sh", "-c", `echo $$ > "$1/cgroup.procs" && : < "$2"`, "sh", cgroupMount+path, device).Run() == nil
+	}
+	l := newLauncher(t)
+	bare := testCgroup(t, "bare")
+	for _, shell := range []string{"first", "second", "third"} {
+		id := sandbox.NewID()
+		path := testCgroup(t, id)
+		sh, err := l.Start(t.Context(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sh.Close()
+		for _, c := range []struct {
+			cgroup, device string
+			want           bool
+		}{{bare, "/dev/kmsg", true}, {path, "/dev/kmsg", false}, {path, "/dev/null", true}} {
+			if got := opens(c.cgroup, c.device); got != c.want {
+				t.Errorf("%s shell: opening %s in cgroup %s: %v, want %v", shell, c.device, c.cgroup, got, c.want)
+			}
+		}
+		if err := errors.Join(sh.Kill(), sh.Wait(t.Context()), l.Remove(id)); err != nil {
+			t.Error(err)
+		}
+	}
+	if shellDevices.program == 0 {
+		t.Error("the device program is loaded for each shell: the kernel did not tell which one it is")
+	}
+}
+
 func BenchmarkStart(b *testing.B) {
 	l := newLauncher(b)
 	for b.Loop() {
