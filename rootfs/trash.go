@@ -17,7 +17,8 @@ import (
 )
 
 // trash takes directories in by renaming them and deletes them in the
-// background, one at a time.
+// background, one at a time, once nothing has come for a moment: what fills it
+// in bursts has the disk and the processors first.
 type trash struct {
 	vol  *volume
 	ids  *projectIDs
@@ -27,8 +28,13 @@ type trash struct {
 	done sync.WaitGroup
 }
 
-// trashRetry is how long the trash rests after an error.
-const trashRetry = time.Minute
+const (
+	// trashRetry is how long the trash rests after an error.
+	trashRetry = time.Minute
+	// trashCalm is how long nothing may come before it is emptied, and
+	// trashFull how long it waits for that.
+	trashCalm, trashFull = 250 * time.Millisecond, time.Second
+)
 
 func startTrash(vol *volume, ids *projectIDs) *trash {
 	t := &trash{vol: vol, ids: ids, kick: make(chan struct{}, 1), quit: make(chan struct{})}
@@ -79,12 +85,29 @@ func (t *trash) run() {
 		case <-t.quit:
 			return
 		case <-t.kick:
+			t.calm()
 		case <-retry:
 		}
 		retry = nil
 		if err := t.empty(); err != nil && !errors.Is(err, errStopped) {
 			slog.Error("emptying the trash; trying again", "in", trashRetry, "err", err)
 			retry = time.After(trashRetry)
+		}
+	}
+}
+
+// calm waits until nothing more comes, for a time.
+func (t *trash) calm() {
+	full := time.After(trashFull)
+	for {
+		select {
+		case <-t.quit:
+			return
+		case <-full:
+			return
+		case <-time.After(trashCalm):
+			return
+		case <-t.kick:
 		}
 	}
 }
