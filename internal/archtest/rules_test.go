@@ -12,7 +12,7 @@ var anything = []string{"*"}
 var mayImport = map[string][]string{
 	"cmd/sandboxd":          anything,
 	"cmd/sandboxd/initbin":  {},
-	"cmd/sandbox":           {"api", "api/client", "sandbox"},
+	"cmd/sandbox":           {"api", "api/client", "build/ignore", "sandbox"},
 	"cmd/sandbox-init":      {"internal/initd"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"api/server":            {"api", "sandbox"},
@@ -26,6 +26,8 @@ var mayImport = map[string][]string{
 	"rootfs":                {"sandbox", "internal/linux"},
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
+	"build":                 {"sandbox", "build/ignore"},
+	"build/ignore":          {"sandbox"},
 	"state":                 {"sandbox"},
 	"sandbox":               {},
 	"integration":           {"api/client", "sandbox", "internal/testenv"},
@@ -75,12 +77,14 @@ var foreign = []struct {
 	{"github.com/vishvananda/netlink", []string{"netns"}, "one package changes links"},
 	{"github.com/danielgtaylor/huma", []string{"api/server"}, "the framework stays behind the wire types"},
 	{"github.com/seccomp/libseccomp-golang", []string{"internal/seccomp"}, "the filter is compiled in one place"},
+	{"github.com/moby/buildkit", []string{"build"}, "its Dockerfile parser, and no more of it"},
+	{"github.com/moby/patternmatcher", []string{"build/ignore"}, "one reading of .dockerignore"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
 
 // links says what a program must not contain, however indirectly.
 var links = map[string][]string{
-	"cmd/sandbox": {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", module + "runtime", module + "state", "github.com/vishvananda/netlink"},
+	"cmd/sandbox": {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", module + "runtime", module + "state", "github.com/vishvananda/netlink", "github.com/moby/buildkit"},
 	// It starts for each shell: what it links it pays for each time.
 	"cmd/sandbox-shell": {"github.com/mattn/go-sqlite3", "github.com/danielgtaylor/huma", "github.com/spf13/cobra", "github.com/klauspost/compress", "net/http"},
 	"cmd/sandbox-init":  {"github.com/opencontainers/runc", "github.com/mattn/go-sqlite3", "net/http", "crypto/tls", "os/exec"},
