@@ -86,7 +86,7 @@ func (f *flattener) run(to string) error {
 	if err != nil {
 		return err
 	}
-	f.todo = []flatDir{{mergedDir: root, to: at}}
+	f.todo = []flatDir{{mergedDir: root, to: at, opaque: !root.more}}
 	for len(f.todo) > 0 {
 		d := f.todo[len(f.todo)-1]
 		f.todo = f.todo[:len(f.todo)-1]

@@ -56,10 +56,14 @@ type mergedSrc struct {
 	marks bool // its whiteouts are files with an attribute (Linux 6.7)
 }
 
-// root returns the root of the stack.
+// root returns the root of the stack. A root that is opaque ends the stack, as
+// planRoot does it; the kernel does not look at a root.
 func (m *merger) root() (mergedDir, error) {
 	d := mergedDir{more: true}
 	for i, fd := range m.layers {
+		if !d.more {
+			break
+		}
 		at, err := handleAt(fd, "")
 		if err != nil {
 			return d, err
@@ -69,7 +73,12 @@ func (m *merger) root() (mergedDir, error) {
 			return d, err
 		}
 		d.srcs = append(d.srcs, mergedSrc{layer: i, at: at, marks: opaque == "x"})
+		d.more = opaque != "y"
 	}
+	for _, fd := range m.layers[len(d.srcs):] {
+		_ = unix.Close(fd)
+	}
+	m.layers = m.layers[:len(d.srcs)]
 	return d, nil
 }
 
@@ -132,8 +141,8 @@ type mergedEntry struct {
 	found  bool        // in one of the layers
 	hidden bool        // not found, and hidden from what lies below
 	st     unix.Stat_t // of the topmost source
-	tree   int         // of a file: its layer,
-	parent int         // and its directory, a descriptor of the openDir
+	tree   int         // of the topmost source: its layer,
+	parent int         // and its directory there, a descriptor of the openDir
 	dir    *mergedDir  // of a directory
 }
 
@@ -164,10 +173,10 @@ func (m *merger) lookup(o *openDir, name string) (mergedEntry, error) {
 			continue
 		}
 		if !e.found {
-			e = mergedEntry{found: true, st: hit.st, tree: layer, parent: -1}
+			// No redirect came before this: it lies where its parent does.
+			e = mergedEntry{found: true, st: hit.st, tree: layer, parent: o.fds[next]}
 		}
 		if hit.fd < 0 { // a file: nothing merges with it
-			e.parent = o.fds[next]
 			return e, nil
 		}
 		at, err := handleAt(hit.fd, "")
