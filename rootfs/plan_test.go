@@ -405,3 +405,22 @@ func TestDrain(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestBindRoot(t *testing.T) {
+	roots := []string{"/srv/data", "/home"}
+	for path, want := range map[string]string{
+		"/srv/data": "/srv/data .", "/srv/data/a/b": "/srv/data a/b", "/home/x": "/home x",
+		"/srv": "", "/srv/database": "", "/": "", "/etc": "", "/homes/x": "",
+	} {
+		got := ""
+		if root, rest, ok := bindRoot(roots, path); ok {
+			got = root + " " + rest
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	if _, _, ok := bindRoot(nil, "/srv"); ok {
+		t.Error("a path beneath none")
+	}
+}

@@ -18,6 +18,7 @@ default_limits:
   memory: 1g
   disk: 512m
 default_ttl: 2h
+bind_roots: [/srv/data, /srv/sandboxd]
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +27,7 @@ default_ttl: 2h
 		t.Fatal(err)
 	}
 	if c.StateDir != "/srv/s" || c.RunDir != "/run/sandboxd" || c.Defaults.Memory != 1<<30 || c.Defaults.Disk != 512<<20 ||
-		c.Network.Pool.String() != "10.9.0.0/24" || len(c.Network.Resolvers) != 1 || time.Duration(c.TTL) != 2*time.Hour || c.Slots != 10 {
+		c.Network.Pool.String() != "10.9.0.0/24" || len(c.Network.Resolvers) != 1 || time.Duration(c.TTL) != 2*time.Hour || c.Slots != 10 || len(c.BindRoots) != 2 {
 		t.Errorf("parsed %+v", c)
 	}
 }
@@ -49,6 +50,13 @@ func TestConfigRefuses(t *testing.T) {
 		"crooked uid base":   "uid_base: 100000",
 		"bad image":          "default_image: ../x",
 		"bad log format":     "log_format: xml",
+		"bind everything":    "bind_roots: [/]",
+		"relative bind root": "bind_roots: [srv]",
+		"crooked bind root":  "bind_roots: [/srv/../etc]",
+		"bind state dir":     "bind_roots: [/var/lib/sandboxd]",
+		"bind volumes":       "bind_roots: [/srv, /var/lib/sandboxd/volume]",
+		"bind above state":   "bind_roots: [/var/lib]",
+		"bind proc":          "bind_roots: [/proc/1]",
 		"twice":              "state_dir: /a\nstate_dir: /b",
 	} {
 		c, err := parseConfig("test", []byte(text))

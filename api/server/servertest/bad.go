@@ -72,6 +72,7 @@ func BadInputs() []BadInput {
 		add("POST", "/v1/sandboxes", body, 400, code)
 	}
 	add("POST", "/v1/sandboxes", `{"name":"box"}`, 409, "name_taken")
+	badVolumes(bad, add)
 	add("POST", "/v1/sandboxes", `{"image":"nope"}`, 404, "image_not_found")
 	add("POST", "/v1/sandboxes", `{"name":"`+strings.Repeat("a", 1<<20)+`"}`, 413, "body_too_large")
 	add("POST", "/v1/sandboxes/box/processes", `{"argv":["`+strings.Repeat("a", 1<<20)+`"]}`, 413, "body_too_large")
@@ -222,4 +223,43 @@ func BadInputs() []BadInput {
 		BadInput{"GET", "/v1/events", "", map[string]string{"Last-Event-ID": "x"}, 400, "invalid_event_id"},
 		BadInput{"GET", "/v1/events", "", map[string]string{"Last-Event-ID": "-1"}, 400, "invalid_event_id"})
 	return all
+}
+
+// badVolumes adds requests about volumes.
+func badVolumes(bad func(method, path, body string), add func(method, path, body string, status int, code string)) {
+	for _, body := range []string{
+		"", "{}", `{"name":""}`, `{"name":1}`, `{"name":"a","size_bytes":-1}`, `{"name":"a","size_bytes":"1g"}`, `{"name":"a","inodes":1.5}`,
+		`{"name":"a","owner":"uid:0"}`, `{"name":"a","actor":"uid:0"}`, `{"name":"a","used_bytes":1}`, `{"name":"a","labels":[]}`,
+	} {
+		bad("POST", "/v1/volumes", body)
+	}
+	for body, code := range map[string]string{
+		`{"name":"A"}`: "invalid_name", `{"name":"../x"}`: "invalid_name", `{"name":"sbaaaaaaaaaaaa"}`: "invalid_name",
+		`{"name":"a","size_bytes":1}`: "invalid_limits", `{"name":"a","inodes":1}`: "invalid_limits", `{"name":"a","labels":{"a=b":""}}`: "invalid_labels",
+	} {
+		add("POST", "/v1/volumes", body, 400, code)
+	}
+	for _, method := range []string{"GET", "DELETE"} {
+		add(method, "/v1/volumes/nope", "", 404, "volume_not_found")
+		bad(method, "/v1/volumes/Nope", "")
+		bad(method, "/v1/volumes/..%2f..", "")
+	}
+	add("PATCH", "/v1/volumes/nope", `{"size_bytes":1048576}`, 404, "volume_not_found")
+	add("PATCH", "/v1/volumes/nope", `{"size_bytes":1}`, 400, "invalid_limits")
+	bad("PATCH", "/v1/volumes/nope", `{"size_bytes":-1}`)
+	bad("PATCH", "/v1/volumes/nope", `{"name":"other"}`)
+	add("PUT", "/v1/volumes/nope", `{}`, 405, "method_not_allowed")
+
+	for _, mounts := range []string{"1", "{}", `["a:/a"]`, `[{"volume":"a"}]`, `[{"path":1}]`, `[{"volume":"a","path":"/a","mode":"ro"}]`, `[{"volume":"a","path":"/a","read_only":"yes"}]`} {
+		bad("POST", "/v1/sandboxes", `{"volumes":`+mounts+`}`)
+	}
+	for mounts, code := range map[string]string{
+		`[{"path":"/a"}]`: "invalid_volumes", `[{"volume":"a","host_path":"/a","path":"/a"}]`: "invalid_volumes",
+		`[{"volume":"a","path":"/"}]`: "invalid_volumes", `[{"volume":"a","path":"/a/../b"}]`: "invalid_volumes", `[{"volume":"a","path":"/proc/x"}]`: "invalid_volumes",
+		`[{"volume":"../a","path":"/a"}]`: "invalid_name", `[{"host_path":"/srv/../etc","path":"/a"}]`: "invalid_volumes", `[{"host_path":"/","path":"/a"}]`: "invalid_volumes",
+	} {
+		add("POST", "/v1/sandboxes", `{"volumes":`+mounts+`}`, 400, code)
+	}
+	add("POST", "/v1/sandboxes", `{"volumes":[{"volume":"nope","path":"/a"}]}`, 404, "volume_not_found")
+	add("POST", "/v1/sandboxes", `{"volumes":[{"host_path":"/etc","path":"/a"}]}`, 403, "bind_denied")
 }
