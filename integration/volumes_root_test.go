@@ -474,3 +474,73 @@ func copyFile(from, to string) error {
 	}
 	return dst.Close()
 }
+
+// TestVolumesAndSnapshots freezes, forks and rolls back a sandbox that writes
+// to a volume all the while: what is in the volume stays, and is shared.
+func TestVolumesAndSnapshots(t *testing.T) {
+	d := install(t, "")
+	d.volume(t, sandbox.VolumeRequest{Name: "data"})
+	spec := mounts("data:/data")
+	spec.Name = "one"
+	d.create(t, spec)
+	d.sh(t, "one", "echo 1 >/own && echo 1 >/data/f")
+	counter, err := d.StartProcess(t.Context(), "one", sandbox.ProcessSpec{Argv: []string{"sh", "-c", "while :; do echo x >>/data/log || exit 1; sleep 0.01; done"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap, err := d.Snapshot(t.Context(), "one", sandbox.SnapshotRequest{Name: "before"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, "one", "echo 2 >/own && echo 2 >/data/f && n=$(wc -l </data/log) && while [ $(wc -l </data/log) = $n ]; do :; done")
+	if p, err := d.Process(t.Context(), "one", counter.ID); err != nil || p.Exit != nil {
+		t.Errorf("the writer after a live snapshot: %+v, %v", p.Exit, err)
+	}
+	forks, err := d.Fork(t.Context(), "before", sandbox.ForkRequest{Name: "fork"})
+	if err != nil || len(forks) != 1 || forks[0].Sandbox == nil {
+		t.Fatalf("fork: %+v, %v", forks, err)
+	}
+	if got := d.sh(t, "fork", "cat /own /data/f && echo 3 >/data/f"); got != "1\n2" {
+		t.Errorf("the fork sees %q: its own files as of then, the volume's as of now", got)
+	}
+	if _, err := d.Rollback(t.Context(), "one", string(snap.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "one", "cat /own /data/f"); got != "1\n3" {
+		t.Errorf("rolled back it sees %q", got)
+	}
+	// A snapshot begun without the volume has none of its files.
+	bare := d.create(t, sandbox.Spec{Snapshot: snap.ID})
+	if got := d.sh(t, string(bare.ID), "cat /own; ls /data"); got != "1" {
+		t.Errorf("without the volume: %q", got)
+	}
+	for _, ref := range []string{"one", "fork"} {
+		wantCode(t, "remove it while "+ref+" has it", d.RemoveVolume(t.Context(), "data"), "volume_in_use")
+		if _, err := d.Remove(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.RemoveVolume(t.Context(), "data"); err != nil {
+		t.Error(err)
+	}
+	// What is left of the snapshot needs it no more than its name.
+	_, err = d.Fork(t.Context(), "before", sandbox.ForkRequest{})
+	wantCode(t, "fork what names a volume that is gone", err, "volume_not_found")
+}
+
+// TestVolumeBackup saves a volume and puts it back the way the manual says.
+func TestVolumeBackup(t *testing.T) {
+	d := install(t, "")
+	d.volume(t, sandbox.VolumeRequest{Name: "a"})
+	d.volume(t, sandbox.VolumeRequest{Name: "b"})
+	sb := d.create(t, mounts("a:/v"))
+	d.sh(t, string(sb.ID), "mkdir /v/d && echo hello >/v/d/f && chown 1000:1000 /v/d/f && ln -s d/f /v/l")
+	script := fmt.Sprintf("%s --host %s run --rm -v a:/v:ro -- tar c -C /v . | %[1]s --host %[2]s run --rm -v b:/v -- tar x -C /v", program(t, "sandbox"), d.host())
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	next := d.create(t, mounts("b:/v"))
+	if got := d.sh(t, string(next.ID), "cat /v/l && stat -c %u:%g /v/d/f"); got != "hello\n1000:1000" {
+		t.Errorf("put back: %q", got)
+	}
+}
