@@ -20,46 +20,47 @@ const collectRetry = 100 * time.Millisecond
 // Images lists the images.
 func (m *Manager) Images(ctx context.Context) ([]sandbox.Image, error) { return m.state.Images(ctx) }
 
-// Image returns one image.
+// Image returns the image of a name. A short name stands for the reference
+// docker would make of it where no image has it as it is; a digest for what
+// was pulled by it.
 func (m *Manager) Image(ctx context.Context, name string) (sandbox.Image, error) {
 	img, err := m.state.Image(ctx, name)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return img, imageNotFound(name)
+	if !errors.Is(err, sandbox.ErrNotFound) {
+		return img, err
 	}
-	return img, err
+	ref, perr := sandbox.ParseImageRef(name)
+	if perr != nil {
+		return img, perr
+	}
+	if full := ref.String(); full != name {
+		if img, err = m.state.Image(ctx, full); !errors.Is(err, sandbox.ErrNotFound) {
+			return img, err
+		}
+	}
+	if ref.Digest != "" {
+		return m.imageByDigest(ctx, ref, name)
+	}
+	return img, imageNotFound(name)
+}
+
+// imageByDigest finds an image of a repository by the digest of its manifest,
+// or of the index that named that.
+func (m *Manager) imageByDigest(ctx context.Context, ref sandbox.ImageRef, name string) (sandbox.Image, error) {
+	all, err := m.state.Images(ctx)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	for _, img := range all {
+		from, err := sandbox.ParseImageRef(first(img.Reference, img.Name))
+		if err == nil && from.Repository() == ref.Repository() && (img.Digest == ref.Digest || img.IndexDigest == ref.Digest) {
+			return img, nil
+		}
+	}
+	return sandbox.Image{}, imageNotFound(name)
 }
 
 func imageNotFound(name string) error {
-	return sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %.80q: 'sandbox image ls' shows those there are, 'sandbox image import' adds one", name)
-}
-
-// ImportImage makes an image of a tar archive, plain or compressed with gzip
-// or zstd. An image of the same name is replaced; sandboxes made of the old
-// one keep it.
-func (m *Manager) ImportImage(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
-	if err := sandbox.ValidateImageName(name); err != nil {
-		return sandbox.Image{}, err
-	}
-	if err := reserved(name); err != nil {
-		return sandbox.Image{}, err
-	}
-	img, err := m.importTar(ctx, name, r)
-	m.collectSoon() // of an old image, or of one that came to nothing
-	if err != nil {
-		return img, err
-	}
-	m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.imported", Data: map[string]string{"image": name, "digest": img.Digest}})
-	return img, nil
-}
-
-func (m *Manager) importTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
-	m.imports.RLock() // no layer is collected between its commit and its row
-	defer m.imports.RUnlock()
-	img, err := m.roots.ImportTar(ctx, name, r)
-	if err != nil {
-		return img, err
-	}
-	return img, m.state.PutImage(ctx, img)
+	return sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %.80q here: 'sandbox image pull' brings one from a registry, 'sandbox image import' makes one of an archive, 'sandbox image ls' shows those there are", name)
 }
 
 func reserved(name string) error {
@@ -71,9 +72,11 @@ func reserved(name string) error {
 
 // RemoveImage forgets an image. Its layers go when nothing uses them.
 func (m *Manager) RemoveImage(ctx context.Context, name string) error {
-	if _, err := m.Image(ctx, name); err != nil {
+	img, err := m.Image(ctx, name)
+	if err != nil {
 		return err
 	}
+	name = img.Name
 	if err := reserved(name); err != nil {
 		return err
 	}
@@ -122,7 +125,7 @@ func (m *Manager) collectLayers(ctx context.Context) error {
 			errs = append(errs, m.roots.RemoveLayer(l))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, m.tidyLibrary(ctx, used))...)
 }
 
 // refreshHostImage brings the host's own image up to date.

@@ -30,7 +30,8 @@ type Config struct {
 	KeepEnded    int            // ended sandboxes whose records are kept
 	KeepEvents   int            // events kept
 	Pool         PoolConfig
-	Dial         Dial // nil: the real one
+	Library      Library // nil: no image can be pulled, pushed or exported
+	Dial         Dial    // nil: the real one
 	Log          *slog.Logger
 }
 

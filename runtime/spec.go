@@ -29,7 +29,7 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spe
 	if s.ImageDigest != "" && s.ImageDigest != image.Digest {
 		return s, image, sandbox.Errorf(sandbox.ErrConflict, "image_digest_mismatch", "image %q now is %s, not %.80s: import the one you mean, or leave image_digest out", s.Image, image.Digest, s.ImageDigest)
 	}
-	s.ImageDigest = image.Digest
+	s.Image, s.ImageDigest = image.Name, image.Digest // the name may have been a short one
 	if s.Capabilities == "" {
 		s.Capabilities = sandbox.CapabilitiesRoot
 	}

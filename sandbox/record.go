@@ -79,42 +79,6 @@ func (u Usage) Add(earlier Usage) Usage {
 	return u
 }
 
-// Image is a named stack of read-only layers.
-type Image struct {
-	Name      string      `json:"name"`
-	Digest    string      `json:"digest" doc:"sha256 of the content, or 'host'."`
-	Kind      ImageKind   `json:"kind" enum:"host,tar,build"`
-	Layers    []string    `json:"layers" doc:"Layer digests, lowest first."`
-	SizeBytes int64       `json:"size_bytes"`
-	Files     int64       `json:"files"`
-	Config    ImageConfig `json:"config"`
-	CreatedAt time.Time   `json:"created_at"`
-}
-
-// ImageKind says where an image came from.
-type ImageKind string
-
-// The image kinds.
-const (
-	ImageHost  ImageKind = "host"
-	ImageTar   ImageKind = "tar"
-	ImageBuild ImageKind = "build" // built here
-)
-
-// ImageConfig is what an image says about running it.
-type ImageConfig struct {
-	Env          []string          `json:"env,omitempty"`
-	User         string            `json:"user,omitempty"`
-	WorkDir      string            `json:"workdir,omitempty"`
-	Entrypoint   []string          `json:"entrypoint,omitempty"`
-	Cmd          []string          `json:"cmd,omitempty"`
-	Shell        []string          `json:"shell,omitempty" doc:"Of RUN, CMD and ENTRYPOINT in shell form."`
-	StopSignal   string            `json:"stop_signal,omitempty"`
-	ExposedPorts []string          `json:"exposed_ports,omitempty" doc:"As 80/tcp; said by the image, opened by nobody."`
-	Volumes      []string          `json:"volumes,omitempty" doc:"Directories it means for volumes; nothing is mounted there by itself."`
-	Labels       map[string]string `json:"labels,omitempty"`
-}
-
 // Event is one append-only row: something that happened.
 type Event struct {
 	Seq     int64             `json:"seq" doc:"Counts up; resume after it."`

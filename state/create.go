@@ -33,7 +33,8 @@ type CreateParams struct {
 	Change Change
 
 	// Image is what the sandbox is made of, as Image returned it: kept with
-	// it, for its name may come to stand for another. Without a name: none.
+	// it, but for what running it never needs, for its name may come to stand
+	// for another. Without a name: none.
 	Image sandbox.Image
 	// Snapshot is what it is made of in place of that image as it is now: the
 	// image's layers are the snapshot's, which must still be there.
@@ -119,7 +120,8 @@ type birth struct {
 	CreateParams
 	columns record // in the order of the constant, but for the slot
 	row     Row    // columns as they will be read
-	image   string // its record
+	image   string // its record, as images has it
+	lean    string // the same as the sandbox keeps it
 	events  []sandbox.Event
 }
 
@@ -154,6 +156,11 @@ func (p CreateParams) plan(now time.Time) (*birth, error) {
 		}
 	}
 	if b.image, err = toJSON(p.Image); err != nil {
+		return nil, err
+	}
+	lean := p.Image
+	lean.Config = lean.Config.Lean()
+	if b.lean, err = toJSON(lean); err != nil {
 		return nil, err
 	}
 	b.columns = record{
@@ -229,7 +236,7 @@ func (t *tx) create(b *birth) error {
 	for _, c := range b.columns {
 		args = append(args, c)
 	}
-	_, err := t.exec(sqlInsertSandbox, append(args, spec.Name, spec.Image, b.image)...)
+	_, err := t.exec(sqlInsertSandbox, append(args, spec.Name, spec.Image, b.lean)...)
 	if isUnique(err) {
 		if strings.Contains(err.Error(), "sandboxes.name") {
 			return sandbox.Errorf(sandbox.ErrConflict, "name_taken", "a living sandbox is called %q: choose another name, or remove that one", spec.Name)

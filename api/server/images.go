@@ -12,10 +12,10 @@ import (
 
 type (
 	imageTarget struct {
-		Name string `path:"name" maxLength:"255" doc:"May hold slashes, as they are."`
+		Name string `path:"name" maxLength:"512" doc:"May hold slashes, as they are."`
 	}
 	importInput struct {
-		Name string `query:"name" required:"true" maxLength:"255"`
+		Name string `query:"name" required:"true" maxLength:"512"`
 	}
 )
 

@@ -1,0 +1,246 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Library moves images in and out of this host. What it brings in has no row
+// yet; what it keeps beside the layers Keep bounds.
+type Library interface {
+	Pull(ctx context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error)
+	Push(ctx context.Context, src sandbox.ImageSource, req sandbox.PushRequest, report func(sandbox.ImageProgress)) (sandbox.Pushed, error)
+	Import(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error)
+	Export(ctx context.Context, src sandbox.ImageSource, req sandbox.ExportRequest, w io.Writer) error
+	Keep(images []sandbox.Image, layers []string) error
+}
+
+func (m *Manager) library() (Library, error) {
+	if m.cfg.Library == nil {
+		return nil, sandbox.Errorf(sandbox.ErrUnsupported, "no_library", "this daemon moves no images: import a tar archive")
+	}
+	return m.cfg.Library, nil
+}
+
+// PullImage brings an image of a registry in. report, which may be nil, hears
+// how far it has come. The row comes last: cut off before, the image is absent
+// and what came is found again by the next pull.
+func (m *Manager) PullImage(ctx context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
+	if err := req.Validate(); err != nil {
+		return sandbox.Image{}, err
+	}
+	return m.bringIn(ctx, "image.pulled", req.Name, req.Actor, func(l Library) (sandbox.Image, error) { return l.Pull(ctx, req, report) })
+}
+
+// ImportImage makes an image of an archive: of a root file system, plain or
+// compressed with gzip or zstd; of an OCI layout; or of docker save. An image
+// of the same name is replaced; sandboxes made of the old one keep it.
+func (m *Manager) ImportImage(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error) {
+	if req.Name != "" {
+		if err := sandbox.ValidateImageName(req.Name); err != nil {
+			return sandbox.Image{}, err
+		}
+	}
+	if err := sandbox.ValidatePlatform(req.Platform); err != nil {
+		return sandbox.Image{}, err
+	}
+	if m.cfg.Library == nil {
+		return m.bringInBy(ctx, "image.imported", req.Name, req.Actor, func() (sandbox.Image, error) { return m.roots.ImportTar(ctx, req.Name, r) })
+	}
+	return m.bringIn(ctx, "image.imported", req.Name, req.Actor, func(l Library) (sandbox.Image, error) { return l.Import(ctx, req, r) })
+}
+
+func (m *Manager) bringIn(ctx context.Context, event, name, actor string, by func(Library) (sandbox.Image, error)) (sandbox.Image, error) {
+	l, err := m.library()
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	return m.bringInBy(ctx, event, name, actor, func() (sandbox.Image, error) { return by(l) })
+}
+
+// bringInBy keeps layers from being collected between their coming and the
+// row that names them.
+func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by func() (sandbox.Image, error)) (sandbox.Image, error) {
+	if err := reserved(name); err != nil {
+		return sandbox.Image{}, err
+	}
+	img, err := func() (sandbox.Image, error) {
+		m.imports.RLock()
+		defer m.imports.RUnlock()
+		img, err := by()
+		if err == nil {
+			err = reserved(img.Name)
+		}
+		if err != nil {
+			return img, err
+		}
+		return img, m.state.PutImage(ctx, img)
+	}()
+	m.collectSoon() // of an old image, or of one that came to nothing
+	if err != nil {
+		return img, err
+	}
+	m.record(context.WithoutCancel(ctx), sandbox.Event{Type: event, Actor: actor, Data: map[string]string{"image": img.Name, "digest": img.Digest}})
+	return img, nil
+}
+
+// TagImage gives an image another name; an image that has it is replaced.
+func (m *Manager) TagImage(ctx context.Context, name, to, actor string) (sandbox.Image, error) {
+	if err := sandbox.ValidateImageName(to); err != nil {
+		return sandbox.Image{}, err
+	}
+	if err := errors.Join(reserved(name), reserved(to)); err != nil {
+		return sandbox.Image{}, err
+	}
+	return m.bringInBy(ctx, "image.tagged", to, actor, func() (sandbox.Image, error) {
+		img, err := m.Image(ctx, name)
+		img.Name = to
+		return img, err
+	})
+}
+
+// PushImage sends an image, a snapshot or the files of a sandbox to a
+// registry.
+func (m *Manager) PushImage(ctx context.Context, req sandbox.PushRequest, report func(sandbox.ImageProgress)) (sandbox.Pushed, error) {
+	l, err := m.library()
+	if err != nil {
+		return sandbox.Pushed{}, err
+	}
+	src, done, err := m.source(ctx, req.Source, req.Actor)
+	if err != nil {
+		return sandbox.Pushed{}, err
+	}
+	defer done()
+	req.Reference = first(req.Reference, src.Image.Name)
+	if _, err := sandbox.ParseImageRef(req.Reference); err != nil {
+		return sandbox.Pushed{}, err
+	}
+	p, err := l.Push(ctx, src, req, report)
+	if err == nil {
+		m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.pushed", Actor: req.Actor, Data: map[string]string{"image": req.Source, "reference": p.Reference, "digest": p.Digest}})
+	}
+	return p, err
+}
+
+// ExportImage writes an image, a snapshot or the files of a sandbox as an
+// archive.
+func (m *Manager) ExportImage(ctx context.Context, req sandbox.ExportRequest) (io.ReadCloser, error) {
+	l, err := m.library()
+	if err != nil {
+		return nil, err
+	}
+	switch req.Format {
+	case "", sandbox.FormatOCI, sandbox.FormatDocker, sandbox.FormatTar:
+	default:
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_format", "format %.20q: use oci, docker or tar", req.Format)
+	}
+	if req.Name != "" {
+		if err := sandbox.ValidateImageName(req.Name); err != nil {
+			return nil, err
+		}
+	}
+	src, done, err := m.source(ctx, req.Source, req.Actor)
+	if err != nil {
+		return nil, err
+	}
+	r, w := io.Pipe()
+	m.spawn(func() {
+		defer done()
+		_ = w.CloseWithError(l.Export(ctx, src, req, w)) // the reader hears of it
+	})
+	return r, nil
+}
+
+// source finds what is to be pushed or exported. Until done its layers stay.
+func (m *Manager) source(ctx context.Context, name, _ string) (src sandbox.ImageSource, done func(), err error) {
+	m.imports.RLock()
+	img, err := m.Image(ctx, name)
+	if err == nil && img.Kind == sandbox.ImageHost {
+		err = sandbox.Errorf(sandbox.ErrUnsupported, "image_unsupported", "image %q is this machine's own /usr: it has no layers to send; snapshot a sandbox, or import an image", name)
+	}
+	if err != nil {
+		m.imports.RUnlock()
+		return src, nil, err
+	}
+	return sandbox.ImageSource{Image: img, Layers: img.Layers}, m.imports.RUnlock, nil
+}
+
+// PruneImages removes images that nothing uses: of those that can be pulled
+// again, or of all.
+func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, actor string) (sandbox.Pruned, error) {
+	out := sandbox.Pruned{Images: []string{}}
+	all, err := m.state.Images(ctx)
+	if err != nil {
+		return out, err
+	}
+	var gone []sandbox.Image
+	for _, img := range all {
+		if !prunable(img, req, m.cfg.DefaultImage) {
+			continue
+		}
+		if err := m.state.DeleteImage(ctx, img.Name); err != nil {
+			if errors.Is(err, sandbox.ErrConflict) || errors.Is(err, sandbox.ErrNotFound) {
+				continue // in use, or gone meanwhile
+			}
+			return out, err
+		}
+		out.Images = append(out.Images, img.Name)
+		gone = append(gone, img)
+		m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.removed", Actor: actor, Data: map[string]string{"image": img.Name}})
+	}
+	out.FreedBytes, err = m.freed(ctx, gone)
+	m.collectSoon()
+	return out, err
+}
+
+func prunable(img sandbox.Image, req sandbox.PruneRequest, keep string) bool {
+	switch {
+	case img.Kind == sandbox.ImageHost, img.Name == keep:
+		return false
+	case time.Since(img.CreatedAt) < time.Duration(req.Until)*time.Second:
+		return false
+	}
+	return req.All || img.Reference != ""
+}
+
+// freed counts the bytes of layers of images gone that nothing uses now.
+func (m *Manager) freed(ctx context.Context, gone []sandbox.Image) (int64, error) {
+	used, err := m.state.LayersInUse(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var freed int64
+	seen := map[string]bool{}
+	for _, img := range gone {
+		for _, l := range img.Layers {
+			if seen[l] || slices.Contains(used, l) {
+				continue
+			}
+			seen[l] = true
+			info, err := m.roots.Layer(l)
+			if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+				return freed, err
+			}
+			freed += info.Size
+		}
+	}
+	return freed, nil
+}
+
+// tidyLibrary drops what is kept of images and layers that are gone; the
+// imports are held.
+func (m *Manager) tidyLibrary(ctx context.Context, used []string) error {
+	if m.cfg.Library == nil {
+		return nil
+	}
+	images, err := m.state.Images(ctx)
+	if err != nil {
+		return err
+	}
+	return m.cfg.Library.Keep(images, used)
+}
