@@ -77,6 +77,12 @@ type VolumeList struct {
 	Items []sandbox.Volume `json:"items"`
 }
 
+// TagRequest asks for another name of an image.
+type TagRequest struct {
+	Source string `json:"source" minLength:"1" maxLength:"512" doc:"A name it has."`
+	Name   string `json:"name" minLength:"1" maxLength:"512" doc:"The new one; an image that has it is replaced."`
+}
+
 // FileList lists the entries of a directory.
 type FileList struct {
 	Items []sandbox.FileInfo `json:"items"`

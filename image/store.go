@@ -1,6 +1,7 @@
 package image
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"context"
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
@@ -325,7 +324,7 @@ type known struct {
 	MediaType string   `json:"media_type"`
 	Digest    string   `json:"digest"` // compressed
 	Size      int64    `json:"size"`
-	Repos     []string `json:"repos"` // where it was seen, as host/path, newest first
+	Repos     []string `json:"repos"` // where it was seen, as host/path, newest first; empty: nowhere yet
 }
 
 const maxRepos = 8
@@ -334,27 +333,42 @@ const maxRepos = 8
 // sha256:… or upper:….
 func blobName(layer string) string { return strings.ReplaceAll(layer, ":", "-") }
 
-// known returns what is known of a layer.
-func (s *Store) known(layer string) (known, bool) {
-	var k known
+// maxForms bounds how many compressed forms of one layer are known.
+const maxForms = 4
+
+// known returns the forms in which a layer is known, first that in which it
+// came.
+func (s *Store) known(layer string) []known {
+	var all []known
 	b, err := os.ReadFile(s.path(blobsDir, blobName(layer)))
-	ok := err == nil && json.Unmarshal(b, &k) == nil && sandbox.ValidDigest(k.Digest) && sandbox.ValidDigest(k.DiffID) && k.Size > 0
-	return k, ok
+	if err != nil || json.Unmarshal(b, &all) != nil {
+		return nil // nothing is known; what that costs is time
+	}
+	return slices.DeleteFunc(all, func(k known) bool {
+		return !sandbox.ValidDigest(k.Digest) || !sandbox.ValidDigest(k.DiffID) || k.Size <= 0
+	})
 }
 
-// remember keeps what a repository calls a layer.
+// remember keeps what a repository calls a layer; no repository where it is
+// known from an archive.
 func (s *Store) remember(layer, diffID, repo string, d descriptor) error {
-	k, ok := s.known(layer)
-	if !ok || k.Digest != d.Digest {
-		k = known{DiffID: diffID, MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
-	}
-	if len(k.Repos) > 0 && k.Repos[0] == repo {
+	all := s.known(layer)
+	i := slices.IndexFunc(all, func(k known) bool { return k.Digest == d.Digest })
+	if i < 0 {
+		if len(all) == maxForms {
+			all = slices.Delete(all, maxForms-1, maxForms)
+		}
+		i = len(all)
+		all = append(all, known{DiffID: diffID, MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
+	} else if repo == "" || len(all[i].Repos) > 0 && all[i].Repos[0] == repo {
 		return nil
 	}
-	k.Repos = slices.DeleteFunc(k.Repos, func(r string) bool { return r == repo })
-	k.Repos = slices.Insert(k.Repos, 0, repo)
-	k.Repos = k.Repos[:min(len(k.Repos), maxRepos)]
-	b, err := json.Marshal(k)
+	if k := &all[i]; repo != "" {
+		k.Repos = slices.DeleteFunc(k.Repos, func(r string) bool { return r == repo })
+		k.Repos = slices.Insert(k.Repos, 0, repo)
+		k.Repos = k.Repos[:min(len(k.Repos), maxRepos)]
+	}
+	b, err := json.Marshal(all)
 	if err != nil {
 		return err
 	}

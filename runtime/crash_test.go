@@ -316,13 +316,13 @@ func TestSlowImport(t *testing.T) {
 	r, w := io.Pipe()
 	imported := make(chan error, 1)
 	go func() {
-		_, err := h.ImportImage(context.WithoutCancel(t.Context()), "slow", r)
+		_, err := h.ImportImage(context.WithoutCancel(t.Context()), sandbox.ImportRequest{Name: "slow"}, r)
 		imported <- err
 	}()
 	if _, err := io.WriteString(w, "slow"); err != nil { // taken: the import is under way
 		t.Fatal(err)
 	}
-	if _, err := h.ImportImage(t.Context(), "quick", strings.NewReader("quick")); err != nil {
+	if _, err := h.ImportImage(t.Context(), sandbox.ImportRequest{Name: "quick"}, strings.NewReader("quick")); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.RemoveImage(t.Context(), "quick"); err != nil { // its layer is to be collected

@@ -222,11 +222,11 @@ func (m *Manager) freed(ctx context.Context, gone []sandbox.Image) (int64, error
 				continue
 			}
 			seen[l] = true
-			info, err := m.roots.Layer(l)
+			size, _, err := m.roots.LayerUsage(ctx, l)
 			if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 				return freed, err
 			}
-			freed += info.Size
+			freed += size
 		}
 	}
 	return freed, nil
@@ -243,4 +243,21 @@ func (m *Manager) tidyLibrary(ctx context.Context, used []string) error {
 		return err
 	}
 	return m.cfg.Library.Keep(images, used)
+}
+
+// imageCommand puts the words of a sandbox's image into a command that is to
+// run as the image says.
+func (m *Manager) imageCommand(ctx context.Context, b *box, spec *sandbox.ProcessSpec) error {
+	if !spec.ImageCommand {
+		return nil
+	}
+	img, err := m.state.ImageOf(ctx, b.id)
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	if spec.Argv, err = img.Config.Argv(spec.Argv); err != nil {
+		return err
+	}
+	spec.ImageCommand = false
+	return spec.Validate()
 }

@@ -401,7 +401,7 @@ func TestIdempotencyKeyAndNames(t *testing.T) {
 func TestReplacedImageStaysForItsSandboxes(t *testing.T) {
 	h := open(t, newKernel(t), t.TempDir())
 	imp := func(content string) sandbox.Image {
-		img, err := h.ImportImage(t.Context(), "img", strings.NewReader(content))
+		img, err := h.ImportImage(t.Context(), sandbox.ImportRequest{Name: "img"}, strings.NewReader(content))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,9 @@ func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.Pro
 	if err != nil {
 		return sandbox.Process{}, err
 	}
+	if err := m.imageCommand(ctx, b, &spec); err != nil {
+		return sandbox.Process{}, err
+	}
 	defer b.enter()()
 	return b.guest.Start(ctx, spec)
 }
@@ -29,6 +32,9 @@ func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec
 	}
 	b, err := m.running(ctx, ref)
 	if err != nil {
+		return nil, err
+	}
+	if err := m.imageCommand(ctx, b, &spec); err != nil {
 		return nil, err
 	}
 	leave := b.enter()

@@ -16,6 +16,7 @@ type ProcessSpec struct {
 	TimeoutSeconds float64           `json:"timeout_seconds,omitempty" minimum:"0" doc:"After this long the whole tree gets TERM and, 5 s later, KILL; 0 means none."`
 	OutputBytes    int               `json:"output_bytes,omitempty" minimum:"0" maximum:"67108864" doc:"Output kept for replay; 0 means 1 MiB. Beyond 192 MiB over all running processes a new one keeps 32 KiB."`
 	Tag            string            `json:"tag,omitempty" maxLength:"63" doc:"A word of the caller's to find it by."`
+	ImageCommand   bool              `json:"image_command,omitempty" doc:"Run as the image says: argv are arguments of its entrypoint and stand in place of its cmd; null argv means the image's own."`
 	Main           bool              `json:"main,omitempty" doc:"When this process ends the sandbox ends with it: reason exited, oom or timeout."`
 }
 
@@ -44,7 +45,7 @@ func (p ProcessSpec) Validate() error {
 		}
 	}
 	switch {
-	case len(p.Argv) == 0 || p.Argv[0] == "":
+	case (len(p.Argv) == 0 || p.Argv[0] == "") && !p.ImageCommand:
 		return Errorf(ErrInvalid, "invalid_argv", "argv is empty: name a command, as in sandbox exec NAME -- ls /")
 	case len(p.Argv) > 4096 || total > maxArgvBytes:
 		return Errorf(ErrInvalid, "invalid_argv", "argv of %d arguments and %d bytes: at most 4096 and %d; send large input by stdin or a file", len(p.Argv), total, maxArgvBytes)

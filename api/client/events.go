@@ -101,14 +101,19 @@ func (c *Client) openSSE(ctx context.Context, path string, q url.Values, last st
 // next reads one event's data into v; io.EOF at the end of the stream. An
 // event of type error is the error it carries.
 func (s *sse) next(v any) error {
-	var kind string
+	_, err := s.nextOf(v)
+	return err
+}
+
+// nextOf is next, with the event's type.
+func (s *sse) nextOf(v any) (kind string, err error) {
 	for {
 		line, err := s.r.ReadString('\n')
 		if errors.Is(err, io.EOF) {
-			return io.EOF
+			return "", io.EOF
 		}
 		if err != nil {
-			return sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the event stream broke: %w", err)
+			return "", sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the event stream broke: %w", err)
 		}
 		field, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
 		value = strings.TrimPrefix(value, " ")
@@ -123,13 +128,13 @@ func (s *sse) next(v any) error {
 			if kind == "error" {
 				var p api.Problem
 				if err := json.Unmarshal([]byte(value), &p); err == nil {
-					return p.Err()
+					return kind, p.Err()
 				}
 			}
 			if err := json.Unmarshal([]byte(value), v); err != nil {
-				return sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "reading an event: %w", err)
+				return kind, sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "reading an event: %w", err)
 			}
-			return nil
+			return kind, nil
 		}
 	}
 }

@@ -15,7 +15,8 @@ type (
 		Name string `path:"name" maxLength:"512" doc:"May hold slashes, as they are."`
 	}
 	importInput struct {
-		Name string `query:"name" required:"true" maxLength:"512"`
+		Name     string `query:"name" maxLength:"512" doc:"Absent: the one the archive tells, if it is of an image."`
+		Platform string `query:"platform" maxLength:"64" doc:"Of an archive for several; the host's when absent."`
 	}
 )
 
@@ -29,13 +30,12 @@ func (s *server) imageRoutes() {
 	})
 	register(s, huma.Operation{
 		OperationID: "import-image", Method: http.MethodPost, Path: "/v1/images", DefaultStatus: http.StatusCreated,
-		Summary: "Import a tar archive as an image", Tags: []string{"images"}, RequestBody: streamBody("application/x-tar"),
+		Summary: "Import an archive as an image: of a root file system, an OCI layout or docker save", Tags: []string{"images"}, RequestBody: streamBody("application/x-tar"),
 	}, func(ctx context.Context, in *importInput) (*result[sandbox.Image], error) {
-		if err := sandbox.ValidateImageName(in.Name); err != nil {
-			return nil, err
-		}
-		return wrap(s.m.ImportImage(ctx, in.Name, requestOf(ctx).r.Body))
+		req := sandbox.ImportRequest{Name: in.Name, Platform: in.Platform, Actor: actorOf(ctx)}
+		return wrap(s.m.ImportImage(ctx, req, requestOf(ctx).r.Body))
 	})
+	s.imageMoveRoutes()
 	register(s, huma.Operation{
 		OperationID: "get-image", Method: http.MethodGet, Path: "/v1/images/{name}",
 		Summary: "One image", Tags: []string{"images"},

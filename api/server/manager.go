@@ -84,8 +84,18 @@ type Processes interface {
 type Images interface {
 	Images(ctx context.Context) ([]sandbox.Image, error)
 	Image(ctx context.Context, name string) (sandbox.Image, error)
-	// ImportImage reads a tar archive, plain or compressed.
-	ImportImage(ctx context.Context, name string, r io.Reader) (sandbox.Image, error)
+	// ImportImage reads an archive: of a root file system, of an OCI image
+	// layout, or of docker save, plain or compressed.
+	ImportImage(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error)
+	// PullImage and PushImage report how far they have come, one call at a
+	// time; report may be nil.
+	PullImage(ctx context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error)
+	PushImage(ctx context.Context, req sandbox.PushRequest, report func(sandbox.ImageProgress)) (sandbox.Pushed, error)
+	// ExportImage returns an archive; reading it to its end, or closing it,
+	// ends the work.
+	ExportImage(ctx context.Context, req sandbox.ExportRequest) (io.ReadCloser, error)
+	TagImage(ctx context.Context, name, to, actor string) (sandbox.Image, error)
+	PruneImages(ctx context.Context, req sandbox.PruneRequest, actor string) (sandbox.Pruned, error)
 	RemoveImage(ctx context.Context, name string) error
 }
 

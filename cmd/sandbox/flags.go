@@ -21,6 +21,7 @@ type specFlags struct {
 	ioRead, ioWrite   sizeFlag
 	timeout, idle     time.Duration
 	net, capabilities string
+	pull              string
 	dns               []string
 	volumes           []string
 }
@@ -33,6 +34,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.spec.Image, "image", "", "image to start from ('sandbox image ls'); the daemon's default if not given")
 	fl.StringVar((*string)(&f.spec.Snapshot), "snapshot", "", "begin with the files of this snapshot, in place of an image")
 	fl.BoolVar(&f.spec.AutoSnapshot, "auto-snapshot", false, "take a restore point after each command that changed files ('sandbox undo')")
+	fl.StringVar(&f.pull, "pull", "", "pull the image: missing, always or never (missing if its name says which registry has it, else never)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V, or K to pass on your own; repeatable")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label k=v to find it by; repeatable")
 	fl.Float64Var(&l.CPUs, "cpu", 0, "CPU cores, as 0.5 or 2")
@@ -59,6 +61,11 @@ func (f *specFlags) add(cmd *cobra.Command) {
 func (f *specFlags) build(getenv func(string) string) (sandbox.Spec, error) {
 	s := f.spec
 	var err error
+	switch f.pull {
+	case "", pullMissing, pullAlways, pullNever:
+	default:
+		return s, usage("--pull %q: use missing, always or never", f.pull)
+	}
 	if s.Env, err = parseEnv(f.env, getenv); err != nil {
 		return s, err
 	}

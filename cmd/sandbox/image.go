@@ -2,7 +2,6 @@ package main
 
 import (
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 )
@@ -10,45 +9,15 @@ import (
 func (c *cli) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image", Short: "Manage images",
-		Long: "An image is what a sandbox's files begin as. 'host' is this machine's own system, read-only.",
-	}
-	cmd.AddCommand(c.imageImportCmd(), c.imageLsCmd(), c.imageInspectCmd(), c.imageRmCmd())
-	return cmd
-}
+		Long: `An image is what a sandbox's files begin as. 'host' is this machine's own system,
+read-only; others come from registries, archives and OCI layouts, or are built.
 
-func (c *cli) imageImportCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:   "import NAME [FILE]",
-		Short: "Make an image of a tar archive",
-		Long: `Make an image of a root file system in a tar archive, plain or compressed; from
-standard input if FILE is - or absent. An image of the same name is replaced;
-sandboxes made of the old one keep it.`,
-		Example: `  sandbox image import debian:12 rootfs.tar.zst
-  debootstrap --variant=minbase bookworm root && tar c -C root . | sandbox image import debian:12`,
-		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			src := c.in
-			if len(args) == 2 && args[1] != "-" {
-				f, err := os.Open(args[1])
-				if err != nil {
-					return err
-				}
-				defer func() { _ = f.Close() }() // read only
-				src = f
-			} else if isTerminal(c.in) {
-				return usage("standard input is a terminal: name the archive, or pipe it in")
-			}
-			cl, err := c.client()
-			if err != nil {
-				return err
-			}
-			img, err := cl.ImportImage(cmd.Context(), args[0], src)
-			if err != nil {
-				return err
-			}
-			return c.show(img, func(w io.Writer) error { return line(w, img.Name+"  "+img.Digest+"  "+size(img.SizeBytes)) })
-		},
+Names are local, or say where an image came from. A short name means what docker
+means by it where no image has it as it is: alpine is docker.io/library/alpine:latest.`,
 	}
+	cmd.AddCommand(c.imagePullCmd(), c.imagePushCmd(), c.imageImportCmd(), c.imageExportCmd(), c.imageLsCmd(), c.imageInspectCmd(),
+		c.imageTagCmd(), c.imageRmCmd(), c.imagePruneCmd())
+	return cmd
 }
 
 func (c *cli) imageLsCmd() *cobra.Command {
@@ -67,7 +36,7 @@ func (c *cli) imageLsCmd() *cobra.Command {
 			return c.show(images, func(w io.Writer) error {
 				return columns(w, "NAME\tKIND\tDIGEST\tSIZE\tFILES\tCREATED", func(row func(string, ...any)) {
 					for _, i := range images {
-						row("%s\t%s\t%s\t%s\t%d\t%s", i.Name, i.Kind, clip(i.Digest, 20), size(i.SizeBytes), i.Files, ago(i.CreatedAt))
+						row("%s\t%s\t%s\t%s\t%d\t%s", i.Name, i.Kind, clip(i.Digest, 19), size(i.SizeBytes), i.Files, ago(i.CreatedAt))
 					}
 				})
 			})

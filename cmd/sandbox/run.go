@@ -19,6 +19,8 @@ func (c *cli) runCmd() *cobra.Command {
 	var sf specFlags
 	var pf processFlags
 	var rm bool
+	var entry *string
+	var entrypoint string
 	cmd := &cobra.Command{
 		Use:   "run [flags] [--] [COMMAND [ARG…]]",
 		Short: "Create a sandbox and run a command in it",
@@ -27,8 +29,12 @@ func (c *cli) runCmd() *cobra.Command {
 With --rm the sandbox ends with the command, however that ends, and also when
 you interrupt the start; its record stays ('sandbox ls -a'). Without --rm the
 sandbox runs on: come back with 'sandbox exec', end it with 'sandbox rm'. A
-command that cannot start leaves no sandbox. Without a command the image's own
-is run.
+command that cannot start leaves no sandbox. The command stands in place of the
+image's own; an entrypoint of the image is run with it as arguments, unless
+--entrypoint names another.
+
+An image that is not here is pulled first where its name says which registry
+has it, as registry.example/team/app:1.2; --pull always or never.
 
 Standard input is passed on with -i, or when it is neither a terminal nor
 /dev/null. Ctrl-C is passed on as SIGINT; the second one kills the command.`,
@@ -41,10 +47,14 @@ Standard input is passed on with -i, or when it is neither a terminal nor
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd.Context(), &sf, &pf, rm, args)
+			if cmd.Flags().Changed("entrypoint") {
+				entry = &entrypoint
+			}
+			return c.run(cmd.Context(), &sf, &pf, rm, entry, args)
 		},
 	}
 	cmd.Flags().BoolVar(&rm, "rm", false, "end the sandbox when the command ends")
+	cmd.Flags().StringVar(&entrypoint, "entrypoint", "", "program in place of the image's entrypoint and cmd; empty for none")
 	sf.add(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	pf.add(cmd)
@@ -72,7 +82,7 @@ func (b *birth) signal(os.Signal) {
 }
 
 // run does the work of 'sandbox run'.
-func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool, argv []string) error {
+func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool, entry *string, argv []string) error {
 	spec, err := sf.build(c.getenv)
 	if err != nil {
 		return err
@@ -84,18 +94,20 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	if err != nil {
 		return err
 	}
-	if len(argv) == 0 {
-		if argv, err = imageCommand(ctx, cl, spec.Image); err != nil {
-			return err
-		}
+	if entry != nil && *entry != "" {
+		argv = append([]string{*entry}, argv...)
 	}
 	ps := pf.build(c, argv, nil)
+	ps.ImageCommand = entry == nil
 	ps.Main = rm // so that it ends even if this program is killed
 	if err := ps.Validate(); err != nil {
 		return err
 	}
 	// A signal before the command runs is for the command; a second one
 	// does not wait for it.
+	if err := c.pullFor(ctx, cl, spec.Image, sf.pull); err != nil {
+		return err
+	}
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer c.hold(cancel)() // from here on there is something to clean up
@@ -139,20 +151,6 @@ func (c *cli) begin(ctx context.Context, cl *client.Client, req api.RunRequest) 
 		c.remove(ctx, cl, sb.ID)
 	}
 	return sandbox.Sandbox{}, nil, exitError(exitInterrupted)
-}
-
-// imageCommand returns what an image runs by itself.
-func imageCommand(ctx context.Context, cl *client.Client, name string) ([]string, error) {
-	if name != "" {
-		img, err := cl.Image(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		if argv := append(append([]string(nil), img.Config.Entrypoint...), img.Config.Cmd...); len(argv) > 0 {
-			return argv, nil
-		}
-	}
-	return nil, usage("no command given and the image has none: sandbox run --rm -- echo hello")
 }
 
 // create makes a sandbox so that an interruption leaves none behind: the
@@ -218,6 +216,9 @@ shows which limits this machine enforces.`,
 			}
 			cl, err := c.client()
 			if err != nil {
+				return err
+			}
+			if err := c.pullFor(cmd.Context(), cl, spec.Image, sf.pull); err != nil {
 				return err
 			}
 			sb, err := c.create(cmd.Context(), cl, spec, key)

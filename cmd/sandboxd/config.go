@@ -41,6 +41,9 @@ type config struct {
 	TTL         duration      `yaml:"default_ttl"`
 	Idle        duration      `yaml:"default_idle_timeout"`
 	BindRoots   []string      `yaml:"bind_roots"`
+	ImageCache  size          `yaml:"image_cache"` // of layers whose transfer broke off
+
+	Registries map[string]registryConfig `yaml:"registries"` // by host and port
 }
 
 type volumeConfig struct {
@@ -111,9 +114,9 @@ func builtinConfig() config {
 		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
-		Pool:     poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
-		Network:  networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
-		Image:    "host",
+		Pool:    poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
+		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
+		Image:   "host", ImageCache: 4 << 30,
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
 	}
 }
@@ -182,7 +185,7 @@ func (c config) check() error {
 	if c.Pool.CPUShare <= 0 || c.Pool.CPUShare > 1 {
 		bad("pool.cpu_share %g: use more than 0 and at most 1", c.Pool.CPUShare)
 	}
-	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 {
+	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 || c.ImageCache < 0 {
 		bad("sizes and counts must not be negative")
 	}
 	if err := c.limits().Validate(); err != nil {
@@ -194,6 +197,16 @@ func (c config) check() error {
 	for _, root := range c.BindRoots {
 		if err := c.checkBindRoot(root); err != nil {
 			bad("bind_roots: %w", err)
+		}
+	}
+	for host, r := range c.Registries {
+		for _, h := range append([]string{host}, r.Mirrors...) {
+			if !sandbox.NamesRegistry(h+"/x") || sandbox.ValidateImageName(h+"/x") != nil {
+				bad("registries: %.100q: use a host name, with a port if it is not the usual one, as registry.example:5000", h)
+			}
+		}
+		if r.CAFile != "" && !filepath.IsAbs(r.CAFile) {
+			bad("registries: %s: ca_file %q: use an absolute path", host, r.CAFile)
 		}
 	}
 	return errors.Join(errs...)

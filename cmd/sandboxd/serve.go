@@ -144,6 +144,10 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(p.roots.Close)
+	library, err := openLibrary(c, p.roots, log)
+	if err != nil {
+		return nil, p, err
+	}
 	p.tree, err = cgroup.Open(cgroup.Config{
 		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: log,
 		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
@@ -170,7 +174,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	return runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
 		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: resolvers, Seccomp: filter,
-		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log,
+		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log, Library: library,
 		Pool: runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
 	}, db, p.tree, network, p.roots, shells), p, nil
 }

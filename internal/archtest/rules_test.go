@@ -24,6 +24,7 @@ var mayImport = map[string][]string{
 	"runtime/launch/stage":  {},
 	"runtime/guest":         {"sandbox", "internal/initproto"},
 	"rootfs":                {"sandbox", "internal/linux"},
+	"image":                 {"sandbox"},
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
 	"build":                 {"sandbox", "build/ignore"},
@@ -79,6 +80,7 @@ var foreign = []struct {
 	{"github.com/seccomp/libseccomp-golang", []string{"internal/seccomp"}, "the filter is compiled in one place"},
 	{"github.com/moby/buildkit", []string{"build"}, "its Dockerfile parser, and no more of it"},
 	{"github.com/moby/patternmatcher", []string{"build/ignore"}, "one reading of .dockerignore"},
+	{"github.com/google/go-containerregistry", []string{"image", "cmd/sandbox"}, "one package talks to registries; the command line reads the user's credentials"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
 

@@ -2,6 +2,5 @@
 package deps
 
 import (
-	_ "github.com/google/go-containerregistry/pkg/v1/remote"
 	_ "github.com/robfig/cron/v3"
 )

@@ -57,7 +57,7 @@ func BadInputs() []BadInput {
 	bad("POST", "/v1/sandboxes", `{"network":{"dns":[1]}}`)
 	bad("POST", "/v1/sandboxes", `{"network":{"dns":["1.1.1.1","1.1.1.2","1.1.1.3","1.1.1.4"]}}`)
 	bad("POST", "/v1/sandboxes", `{"name":"`+strings.Repeat("a", 64)+`"}`)
-	bad("POST", "/v1/sandboxes", `{"image":"`+strings.Repeat("a", 256)+`"}`)
+	bad("POST", "/v1/sandboxes", `{"image":"`+strings.Repeat("a", 513)+`"}`)
 	// What has the right form and cannot be.
 	for body, code := range map[string]string{
 		`{"name":"Box"}`: "invalid_name", `{"name":"-x"}`: "invalid_name", `{"name":"a b"}`: "invalid_name", `{"name":"../x"}`: "invalid_name",
@@ -207,7 +207,7 @@ func BadInputs() []BadInput {
 	}
 
 	// Images and events.
-	bad("POST", "/v1/images", "x")
+	add("POST", "/v1/images", "x", 400, "image_name_missing")
 	for _, name := range []string{"A", "..", "a%20b", "a//b", "a:"} {
 		add("POST", "/v1/images?name="+name, "x", 400, "invalid_image_name")
 	}
@@ -215,6 +215,26 @@ func BadInputs() []BadInput {
 	add("GET", "/v1/images/deb/ian:12", "", 404, "image_not_found")
 	add("GET", "/v1/images/UPPER", "", 400, "invalid_image_name")
 	add("DELETE", "/v1/images/absent", "", 404, "image_not_found")
+	for _, verb := range []string{"pull", "push", "export", "tag", "prune"} {
+		for _, body := range []string{"", "[]", "1", `{"nope":1}`} {
+			bad("POST", "/v1/images/"+verb, body)
+		}
+	}
+	for _, body := range []string{`{}`, `{"reference":""}`, `{"reference":1}`, `{"reference":"x","auth":"me"}`, `{"reference":"x","auth":{"user":"me"}}`, `{"reference":"x","plain_http":1}`} {
+		bad("POST", "/v1/images/pull", body)
+	}
+	for _, ref := range []string{"UPPER", "a//b", "a:", "a@sha256:12", "-x.example/a", "host:port/a", "https://x.example/a", "../a", "a b"} {
+		add("POST", "/v1/images/pull", `{"reference":"`+ref+`"}`, 400, "invalid_image_name")
+	}
+	add("POST", "/v1/images/pull", `{"reference":"a","platform":"linux"}`, 400, "invalid_platform")
+	add("POST", "/v1/images/pull", `{"reference":"a","name":"A"}`, 400, "invalid_image_name")
+	for _, verb := range []string{"push", "export"} {
+		add("POST", "/v1/images/"+verb, `{"source":"absent"}`, 404, "image_not_found")
+	}
+	bad("POST", "/v1/images/export", `{"source":"host","format":"zip"}`)
+	bad("POST", "/v1/images/prune", `{"until_seconds":-1}`)
+	add("POST", "/v1/images/tag", `{"source":"absent","name":"x"}`, 404, "image_not_found")
+	add("POST", "/v1/images/tag", `{"source":"absent","name":"X"}`, 400, "invalid_image_name")
 	for _, q := range []string{"after=x", "after=-2", "limit=0", "limit=1001", "since=yesterday", "since=2026-13-01T00:00:00Z", "type=x"} {
 		bad("GET", "/v1/events?"+q, "")
 	}

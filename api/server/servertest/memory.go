@@ -2,10 +2,7 @@ package servertest
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -358,25 +355,6 @@ func (m *Memory) Image(_ context.Context, name string) (sandbox.Image, error) {
 		}
 	}
 	return sandbox.Image{}, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %.80q: 'sandbox image ls' lists them", name)
-}
-
-// ImportImage implements server.Manager; it keeps the digest only.
-func (m *Memory) ImportImage(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
-	if err := m.fail("ImportImage"); err != nil {
-		return sandbox.Image{}, err
-	}
-	h := sha256.New()
-	n, err := io.Copy(h, r)
-	if err != nil {
-		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
-	}
-	digest := "sha256:" + hex.EncodeToString(h.Sum(nil))
-	img := sandbox.Image{Name: name, Digest: digest, Kind: sandbox.ImageTar, Layers: []string{digest}, SizeBytes: n, CreatedAt: time.Now()}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.images = append(slices.DeleteFunc(m.images, func(i sandbox.Image) bool { return i.Name == name }), img)
-	m.note("", "image.imported", "")
-	return img, nil
 }
 
 // RemoveImage implements server.Manager.

@@ -185,6 +185,15 @@ func (m *Memory) start(method, ref string, spec sandbox.ProcessSpec) (*process, 
 	if err != nil {
 		return nil, err
 	}
+	if spec.ImageCommand {
+		img, err := m.Image(context.Background(), b.sb.Spec.Image)
+		if err != nil {
+			return nil, err
+		}
+		if spec.Argv, err = img.Config.Argv(spec.Argv); err != nil {
+			return nil, err
+		}
+	}
 	switch spec.Argv[0] {
 	case "echo", "err", "cat", "exit", "yes", "ticks", "size", "sleep":
 	default:
