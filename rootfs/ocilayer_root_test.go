@@ -51,7 +51,7 @@ func view(t testing.TB, s *Store, stack ...string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { root.Close() })
-	return fdPath(root)
+	return fdPath(root) + "/." // the directory, not the link to it
 }
 
 // names lists what is in a directory of a view.

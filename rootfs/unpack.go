@@ -105,7 +105,7 @@ func splitName(name string) ([]string, error) {
 			continue
 		case p == "..":
 			return nil, badPath("%.200q: '..' is refused", name)
-		case len(p) > maxName:
+		case len(strings.TrimPrefix(p, whiteoutName)) > maxName:
 			return nil, badPath("%.200q: a part of the name is over %d bytes", name, maxName)
 		}
 		parts = append(parts, p)

@@ -218,10 +218,6 @@ func (f fakeRoots) HostImage(context.Context) (sandbox.Image, error) {
 	return sandbox.Image{Name: "host", Digest: "host:1", Kind: sandbox.ImageHost}, f.step("rootfs.hostimage", nil)
 }
 
-func (f fakeRoots) LayerUsage(_ context.Context, layer string) (bytes, files int64, err error) {
-	return int64(len(layer)), 1, nil
-}
-
 func (f fakeRoots) ImportTar(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
 	b, err := io.ReadAll(r)
 	f.mu.Lock()

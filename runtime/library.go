@@ -156,18 +156,62 @@ func (m *Manager) ExportImage(ctx context.Context, req sandbox.ExportRequest) (i
 	return r, nil
 }
 
-// source finds what is to be pushed or exported. Until done its layers stay.
-func (m *Manager) source(ctx context.Context, name, _ string) (src sandbox.ImageSource, done func(), err error) {
+// source finds what is to be pushed or exported: a snapshot or a sandbox by
+// its id, or an image. Until done its layers stay.
+func (m *Manager) source(ctx context.Context, name, actor string) (src sandbox.ImageSource, done func(), err error) {
+	if id, err := sandbox.ParseID(name); err == nil {
+		return m.sandboxSource(ctx, id, actor)
+	}
 	m.imports.RLock()
+	if _, err := sandbox.ParseSnapshotID(name); err == nil {
+		var snap sandbox.Snapshot
+		if snap, err = m.state.Snapshot(ctx, name); err == nil {
+			src, err = exportable(snap.Image, snap.Layers)
+		}
+		if err != nil {
+			m.imports.RUnlock()
+			return src, nil, err
+		}
+		return src, m.imports.RUnlock, nil
+	}
 	img, err := m.Image(ctx, name)
-	if err == nil && img.Kind == sandbox.ImageHost {
-		err = sandbox.Errorf(sandbox.ErrUnsupported, "image_unsupported", "image %q is this machine's own /usr: it has no layers to send; snapshot a sandbox, or import an image", name)
+	if err == nil {
+		src, err = exportable(img, img.Layers)
 	}
 	if err != nil {
 		m.imports.RUnlock()
 		return src, nil, err
 	}
-	return sandbox.ImageSource{Image: img, Layers: img.Layers}, m.imports.RUnlock, nil
+	return src, m.imports.RUnlock, nil
+}
+
+// sandboxSource is a sandbox's files as they are now: of a snapshot that is
+// there meanwhile.
+func (m *Manager) sandboxSource(ctx context.Context, id sandbox.ID, actor string) (src sandbox.ImageSource, done func(), err error) {
+	snap, err := m.Snapshot(ctx, string(id), sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Comment: "so that it could be exported", Actor: actor})
+	if err != nil {
+		return src, nil, err
+	}
+	done = func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		if _, err := m.RemoveSnapshot(clean, string(snap.ID), "daemon"); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			m.log.Warn("remove the snapshot an export was made of; it goes with its sandbox", "snapshot", snap.ID, "err", err)
+		}
+	}
+	if src, err = exportable(snap.Image, snap.Layers); err != nil {
+		done()
+		return src, nil, err
+	}
+	return src, done, nil
+}
+
+// exportable refuses what stands on files of the host.
+func exportable(img sandbox.Image, layers []string) (sandbox.ImageSource, error) {
+	if img.Kind == sandbox.ImageHost {
+		return sandbox.ImageSource{}, sandbox.Errorf(sandbox.ErrUnsupported, "image_unsupported", "image %q shows this machine's own /usr, which no archive of it would hold: begin with an image that was imported or pulled", img.Name)
+	}
+	return sandbox.ImageSource{Image: img, Layers: layers}, nil
 }
 
 // PruneImages removes images that nothing uses: of those that can be pulled

@@ -48,7 +48,6 @@ type Roots interface {
 	HostImage(ctx context.Context) (sandbox.Image, error)
 	ImportTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error)
 	Layers() ([]string, error)
-	LayerUsage(ctx context.Context, layer string) (bytes, files int64, err error)
 	RemoveLayer(digest string) error
 	CreateUpper(id sandbox.ID, slot int, l sandbox.Limits) error
 	Mount(ctx context.Context, m rootfs.MountSpec) (*rootfs.Root, error)
