@@ -296,7 +296,13 @@ func (e *exporter) entry(dir int, name, path string, depth int, plain bool) erro
 		return nil
 	}
 	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if plain && errors.Is(err, unix.ENOENT) {
+		// A whiteout in a directory that only one layer has: an overlay
+		// shows its name.
+		return nil
+	}
+	if err != nil {
 		return &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if !plain && isWhiteout(&st) {

@@ -11,11 +11,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"github.com/docker/go-units"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -103,14 +105,16 @@ const (
 	ratioMax  = 1000
 	ratioFrom = 256 << 20
 	// The largest window a zstd stream may ask memory for: that of zstd
-	// --long, the most its own tool takes unasked.
+	// --long, the most its own tool takes unasked. Of streams over
+	// manyWindow, one is read at a time.
 	zstdWindow = 128 << 20
+	manyWindow = 32 << 20
 )
 
 // openArchive finds out how r is compressed and returns the plain stream.
 func openArchive(ctx context.Context, r io.Reader, lim importLimits) (*countReader, func(), error) {
 	raw := &countReader{ctx: ctx, r: r, max: 1<<63 - 1}
-	plain, closeStream, err := decompress(raw)
+	plain, closeStream, err := decompress(ctx, raw)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -183,8 +187,12 @@ func drain(r io.Reader) error {
 	}
 }
 
+// largeWindow is held by whoever reads a stream of a large window: such take
+// most of the memory that imports may.
+var largeWindow = semaphore.NewWeighted(1)
+
 // decompress looks at the first bytes of a stream.
-func decompress(r io.Reader) (io.Reader, func(), error) {
+func decompress(ctx context.Context, r io.Reader) (io.Reader, func(), error) {
 	br := bufio.NewReaderSize(r, 64<<10)
 	magic, err := br.Peek(6)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -201,15 +209,41 @@ func decompress(r io.Reader) (io.Reader, func(), error) {
 		}
 		return z, func() { _ = z.Close() }, nil // frees memory, nothing to lose
 	case has("\x28\xb5\x2f\xfd"):
-		z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(zstdWindow))
-		if err != nil {
-			return nil, nil, tarError(err)
-		}
-		return z, z.Close, nil
+		return unzstd(ctx, br)
 	case has("\xfd7zXZ\x00"), has("BZh"), has("PK\x03\x04"), has("LZIP"):
 		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "the archive is compressed in a way not supported here: send plain tar, gzip or zstd")
 	}
 	return br, func() {}, nil
+}
+
+func unzstd(ctx context.Context, br *bufio.Reader) (io.Reader, func(), error) {
+	head, err := br.Peek(zstd.HeaderMaxSize)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, tarError(err)
+	}
+	var first zstd.Header
+	release, window := func() {}, uint64(manyWindow)
+	// A head that is unsound, the reader finds so, too.
+	if first.Decode(head) == nil && first.WindowSize > manyWindow {
+		if err := largeWindow.Acquire(ctx, 1); err != nil {
+			return nil, nil, fmt.Errorf("rootfs: wait for another import: %w", err)
+		}
+		release = func() {
+			debug.FreeOSMemory() // the window, before the next one is made
+			largeWindow.Release(1)
+		}
+		window = zstdWindow
+	}
+	z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
+	if err != nil {
+		release()
+		return nil, nil, tarError(err)
+	}
+	return z, func() {
+		z.Close()
+		z = nil // holds the window
+		release()
+	}, nil
 }
 
 // countReader counts, bounds and can be cancelled.
@@ -255,7 +289,7 @@ func tarError(err error) error {
 		errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
 		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "this is no sound tar archive: %w", err)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
-		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the zstd stream asks for a window over %s: %w", units.BytesSize(zstdWindow), err)
+		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the zstd stream asks for too large a window (over %s at its begin, or over %s later): compress it without --long: %w", units.BytesSize(zstdWindow), units.BytesSize(manyWindow), err)
 	case errors.As(err, &perr):
 		return spaceError("unpack an archive", err)
 	}

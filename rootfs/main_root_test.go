@@ -20,6 +20,7 @@ const (
 	envPrivate = "ROOTFS_TEST_PRIVATE"
 	envInside  = "ROOTFS_TEST_INSIDE"
 	envKill    = "ROOTFS_TEST_KILL"
+	envWeigh   = "ROOTFS_TEST_WEIGH"
 )
 
 func TestMain(m *testing.M) {
@@ -28,6 +29,8 @@ func TestMain(m *testing.M) {
 		os.Exit(insideMain(os.Getenv(envInside)))
 	case os.Getenv(envKill) != "":
 		os.Exit(importUntilKilled(os.Getenv(envKill)))
+	case os.Getenv(envWeigh) != "":
+		os.Exit(weighImports(os.Getenv(envWeigh)))
 	case os.Getenv(envPrivate) != "" || os.Geteuid() != 0:
 		os.Exit(m.Run())
 	}

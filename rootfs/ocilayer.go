@@ -74,7 +74,7 @@ func unpackLayer(ctx context.Context, root *os.File, diffID string, r io.Reader,
 		return LayerInfo{}, sandbox.Errorf(sandbox.ErrInvalid, "image_digest_mismatch", "the layer is %s, not %s: it was damaged or exchanged on its way; fetch it again", got, diffID)
 	}
 	u.forgetParent()
-	if err := u.layer.times.apply(ctx, root); err != nil {
+	if err := u.finishLayer(ctx); err != nil {
 		return LayerInfo{}, tarError(err)
 	}
 	if u.layer.devices > 0 || u.layer.dropped > 0 {
@@ -374,35 +374,34 @@ func (d *dirTimes) find(ino uint64) (unix.Timespec, bool) {
 	return unix.Timespec{}, false
 }
 
-// apply sets the time of every directory of the tree: the one recorded, or
-// zero for those the archive only implied.
-func (d *dirTimes) apply(ctx context.Context, root *os.File) error {
-	d.sort()
-	top, err := openDirAt(root, ".")
+// finishLayer sets the time of every directory: the one recorded, or zero for
+// those the archive only implied. It also removes whiteouts beneath what is
+// opaque: there is nothing to delete, and an overlay would show their names.
+func (u *unpacker) finishLayer(ctx context.Context) error {
+	u.layer.times.sort()
+	top, err := openDirAt(u.root, ".")
 	if err != nil {
 		return err
 	}
 	defer top.Close()
-	return d.applyTo(ctx, top)
+	return u.finishDir(ctx, top, false)
 }
 
-func (d *dirTimes) applyTo(ctx context.Context, dir *os.File) error {
+func (u *unpacker) finishDir(ctx context.Context, dir *os.File, opaque bool) error {
+	if !opaque {
+		mark, err := getXattr(int(dir.Fd()), overlayOpaque)
+		if err != nil {
+			return err
+		}
+		opaque = mark != nil
+	}
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		ents, err := dir.ReadDir(timesBatch)
 		for _, e := range ents {
-			if !e.IsDir() {
-				continue
-			}
-			sub, err := openDirAt(dir, e.Name())
-			if err != nil {
-				return err
-			}
-			err = d.applyTo(ctx, sub)
-			_ = sub.Close() // read only
-			if err != nil {
+			if err := u.finishEntry(ctx, dir, e, opaque); err != nil {
 				return err
 			}
 		}
@@ -417,9 +416,24 @@ func (d *dirTimes) applyTo(ctx context.Context, dir *os.File) error {
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return &os.PathError{Op: "stat", Path: dir.Name(), Err: err}
 	}
-	ts, _ := d.find(st.Ino)
+	ts, _ := u.layer.times.find(st.Ino)
 	if err := unix.UtimesNanoAt(int(dir.Fd()), ".", []unix.Timespec{ts, ts}, 0); err != nil {
 		return &os.PathError{Op: "set time", Path: dir.Name(), Err: err}
+	}
+	return nil
+}
+
+func (u *unpacker) finishEntry(ctx context.Context, dir *os.File, e os.DirEntry, opaque bool) error {
+	switch {
+	case e.IsDir():
+		sub, err := openDirAt(dir, e.Name())
+		if err != nil {
+			return err
+		}
+		defer sub.Close()
+		return u.finishDir(ctx, sub, opaque)
+	case opaque && e.Type()&os.ModeCharDevice != 0: // the only ones there are
+		return u.clear(int(dir.Fd()), e.Name(), e.Name())
 	}
 	return nil
 }

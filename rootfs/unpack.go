@@ -439,10 +439,14 @@ func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader
 		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "archive entry %.200q: with its %d bytes the archive holds over %d", hdr.Name, hdr.Size, u.lim.bytes)
 	}
 	u.bytes += hdr.Size
-	if err := u.clear(dir, base, hdr.Name); err != nil {
-		return err
+	const flags = unix.O_CREAT | unix.O_EXCL | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(dir, base, flags, 0o600)
+	if errors.Is(err, unix.EEXIST) {
+		if err := u.clear(dir, base, hdr.Name); err != nil {
+			return err
+		}
+		fd, err = unix.Openat(dir, base, flags, 0o600)
 	}
-	fd, err := unix.Openat(dir, base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return &os.PathError{Op: "create", Path: hdr.Name, Err: err}
 	}
@@ -458,7 +462,7 @@ func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader
 	if err == nil {
 		err = unix.Fchmod(fd, mode(hdr))
 	}
-	if err == nil {
+	if err == nil && u.layer == nil {
 		err = unix.Fstat(fd, &st)
 	}
 	if err == nil && u.layer != nil {
@@ -488,6 +492,7 @@ func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size
 	zero := u.buf[sparseBlock:]
 	clear(zero)
 	buf := u.buf[:sparseBlock]
+	holes := false
 	for off := int64(0); off < size; {
 		n, err := io.ReadFull(content, buf[:min(sparseBlock, size-off)])
 		if errors.Is(err, io.EOF) {
@@ -499,15 +504,17 @@ func (u *unpacker) copy(f *os.File, content io.Reader, size int64) ([sha256.Size
 		if h != nil {
 			h.Write(buf[:n])
 		}
-		if !bytes.Equal(buf[:n], zero[:n]) {
+		if holes = bytes.Equal(buf[:n], zero[:n]); !holes {
 			if _, err := f.WriteAt(buf[:n], off); err != nil {
 				return [sha256.Size]byte{}, err
 			}
 		}
 		off += int64(n)
 	}
-	if err := f.Truncate(size); err != nil {
-		return [sha256.Size]byte{}, err
+	if holes { // at the end
+		if err := f.Truncate(size); err != nil {
+			return [sha256.Size]byte{}, err
+		}
 	}
 	// A sparse entry's map may hold more than its size says.
 	if n, err := content.Read(buf[:1]); n != 0 || !errors.Is(err, io.EOF) {
