@@ -24,7 +24,9 @@ import (
 )
 
 // importUntilKilled is a daemon that imports an archive without an end.
-func importUntilKilled(dir string) int {
+// It is asked for by the archive's kind and the directory.
+func importUntilKilled(arg string) int {
+	kind, dir, _ := strings.Cut(arg, ":")
 	s, err := Open(context.Background(), Config{Dir: dir, BestEffort: true})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -35,6 +37,9 @@ func importUntilKilled(dir string) int {
 		tw := tar.NewWriter(w)
 		for i := 0; ; i++ {
 			e := tarEntry{name: fmt.Sprintf("d%d/f%d", i%7, i), data: "content"}
+			if kind == "layer" && i%2 == 1 {
+				e = tarEntry{name: fmt.Sprintf("d%d/.wh.f%d", i%7, i)}
+			}
 			if err := tw.WriteHeader(e.header()); err != nil {
 				return
 			}
@@ -43,7 +48,11 @@ func importUntilKilled(dir string) int {
 			}
 		}
 	}()
-	_, err = s.ImportTar(context.Background(), "endless", r)
+	if kind == "layer" {
+		_, err = s.ImportLayer(context.Background(), digestN(1), r)
+	} else {
+		_, err = s.ImportTar(context.Background(), "endless", r)
+	}
 	fmt.Fprintln(os.Stderr, "the import ended:", err)
 	return 1
 }
@@ -70,9 +79,9 @@ func TestKilledImport(t *testing.T) {
 	if err := dir.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for round := range 3 {
+	for round, kind := range []string{"tar", "layer", "tar", "layer"} {
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), envKill+"="+dir.dir)
+		cmd.Env = append(os.Environ(), envKill+"="+kind+":"+dir.dir)
 		cmd.Stderr = os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {

@@ -24,8 +24,12 @@ import (
 var (
 	hostileConfig = Config{ImportMaxBytes: 64 << 20, ImportMaxFiles: 300, BestEffort: true}
 	hostileBase   = []tarEntry{
-		{name: "d/"}, {name: "d/low", data: "low"}, {name: "d/sub/low", data: "low"},
-		{name: "f", data: "low"}, {name: "etc/passwd", data: "root"}, {name: "dl", link: "d"},
+		{name: "d/"},
+		{name: "d/low", data: "low"},
+		{name: "d/sub/low", data: "low"},
+		{name: "f", data: "low"},
+		{name: "etc/passwd", data: "root"},
+		{name: "dl", link: "d"},
 	}
 )
 
@@ -223,7 +227,9 @@ var badStreams = []layerCase{
 	{name: "control: no entries", stream: func(testing.TB) []byte { return make([]byte, 1024) }, want: map[string]string{".": "dir 755 d dl etc f"}},
 	{name: "control: no end mark", stream: func(t testing.TB) []byte { b := tarBytes(t, tarEntry{name: "x", data: "1"}); return b[:len(b)-1024] }, want: map[string]string{"x": "file 644 1"}},
 	{name: "cut in a header", code: "image_truncated", stream: func(t testing.TB) []byte { return tarBytes(t, tarEntry{name: "x"})[:300] }},
-	{name: "cut in content", code: "image_truncated", stream: func(t testing.TB) []byte { return tarBytes(t, tarEntry{name: "x", data: strings.Repeat("x", 5000)})[:2000] }},
+	{name: "cut in content", code: "image_truncated", stream: func(t testing.TB) []byte {
+		return tarBytes(t, tarEntry{name: "x", data: strings.Repeat("x", 5000)})[:2000]
+	}},
 	{name: "two archives", code: "image_bad_format", stream: func(t testing.TB) []byte {
 		return append(tarBytes(t, tarEntry{name: "x"}), tarBytes(t, tarEntry{name: "../x"})...)
 	}},

@@ -279,7 +279,10 @@ func tarError(err error) error {
 	if _, ok := errors.AsType[*sandbox.Error](err); ok {
 		return err
 	}
-	var perr *os.PathError
+	var (
+		perr *os.PathError
+		serr *os.SyscallError
+	)
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("rootfs: import: %w", err)
@@ -290,7 +293,7 @@ func tarError(err error) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "this is no sound tar archive: %w", err)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the zstd stream asks for too large a window (over %s at its begin, or over %s later): compress it without --long: %w", units.BytesSize(zstdWindow), units.BytesSize(manyWindow), err)
-	case errors.As(err, &perr):
+	case errors.As(err, &perr), errors.As(err, &serr):
 		return spaceError("unpack an archive", err)
 	}
 	return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "reading the archive: %w", err)

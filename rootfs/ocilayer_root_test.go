@@ -5,18 +5,23 @@ package rootfs
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -224,5 +229,175 @@ func TestSkeleton(t *testing.T) {
 	openIn(t, Config{Dir: dir, BestEffort: true})
 	if st := statOf(t, filepath.Join(dir, "volume", skeletonRoot, "tmp")); st.Mode != unix.S_IFDIR|0o1777 {
 		t.Errorf("made again with mode %o", st.Mode)
+	}
+}
+
+// TestLayerDiskFull imports into a volume that is too small, by bytes and by
+// files: nothing is left, and what fits is taken.
+func TestLayerDiskFull(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts    string
+		entries []tarEntry
+	}{
+		"bytes": {"size=8m", []tarEntry{{name: "x", data: strings.Repeat("x", 9<<20)}}},
+		"files": {"size=64m,nr_inodes=200", slices.Repeat([]tarEntry{{name: strings.Repeat("d/", 250) + "x"}}, 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, c.opts); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+			if err := os.MkdirAll(filepath.Join(dir, "volume", layersDir), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			s := openIn(t, Config{Dir: dir, BestEffort: true})
+			b := tarBytes(t, c.entries...)
+			_, err := s.ImportLayer(t.Context(), diffIDOf(b), bytes.NewReader(b))
+			wantCode(t, err, "volume_full")
+			if !errors.Is(err, sandbox.ErrExhausted) || s.HasLayer(diffIDOf(b)) {
+				t.Errorf("%v; there: %v", err, s.HasLayer(diffIDOf(b)))
+			}
+			testenv.Eventually(t, 30*time.Second, "nothing left of it", func() bool { return trashEmpty(t, s) })
+			layerTest(t, s, tarEntry{name: "x", data: "fits"})
+		})
+	}
+}
+
+// TestLayerCancelled: an import ends when it is told to, also where nothing
+// more is read: in a hole. The control takes as much as it takes.
+func TestLayerCancelled(t *testing.T) {
+	s := openTest(t)
+	var b bytes.Buffer
+	if err := writeSparse(&b, 16<<30); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if _, err := s.ImportLayer(ctx, diffIDOf(b.Bytes()), bytes.NewReader(b.Bytes())); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%v, want the deadline", err)
+	}
+	cut := time.Since(begin)
+	begin = time.Now()
+	if _, err := s.ImportLayer(t.Context(), diffIDOf(b.Bytes()), bytes.NewReader(b.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if whole := time.Since(begin); cut > whole {
+		t.Errorf("cancelled after %v, whole in %v", cut, whole)
+	}
+}
+
+// TestLayersAtOnce imports the same layer and others at the same time.
+func TestLayersAtOnce(t *testing.T) {
+	s := openTest(t)
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			b := tarBytes(t, tarEntry{name: fmt.Sprint("x", i%3), data: strings.Repeat("x", 100_000)})
+			if _, err := s.ImportLayer(t.Context(), diffIDOf(b), bytes.NewReader(b)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if all, err := s.Layers(); err != nil || len(all) != 3 {
+		t.Errorf("%d layers, %v; want 3", len(all), err)
+	}
+	testenv.Eventually(t, 30*time.Second, "nothing left over", func() bool { return trashEmpty(t, s) })
+}
+
+// TestExportRefusals: what an image cannot say is refused by name, next to
+// what it can.
+func TestExportRefusals(t *testing.T) {
+	s := openTest(t)
+	base := layerTest(t, s, tarEntry{name: "f", data: "x"})
+	export := func(build func(upper string) error) error {
+		t.Helper()
+		id := create(t, s)
+		if err := build(s.vol.path(sandboxesDir, string(id), "upper")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.ExportUpper(t.Context(), id, []string{base}, io.Discard)
+		return err
+	}
+	file := func(names ...string) func(string) error {
+		return func(upper string) error {
+			for _, n := range names {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(upper, n)), 0o755); err != nil {
+					return err
+				}
+				if err := os.WriteFile(filepath.Join(upper, n), nil, 0o644); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	if err := export(file("a/.wh", "a/x.wh.y", strings.Repeat("d/", 255)+"x")); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+	if err := export(file("a/.wh.x")); sandbox.CodeOf(err) != "layer_bad_name" || !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("a name that means a deletion: %v", err)
+	}
+	if err := export(file(strings.Repeat("d/", 300) + "x")); sandbox.CodeOf(err) != "export_too_large" || !errors.Is(err, sandbox.ErrTooLarge) {
+		t.Errorf("too deep: %v", err)
+	}
+	if err := export(func(upper string) error { return unix.Mknod(filepath.Join(upper, "sock"), unix.S_IFSOCK|0o600, 0) }); err != nil {
+		t.Errorf("a socket: %v", err)
+	}
+	for _, i := range []int{-1, 1} {
+		if _, err := s.ExportLayer(t.Context(), []string{base}, i, io.Discard); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("layer %d of 1: %v", i, err)
+		}
+	}
+	if _, err := s.ExportLayer(t.Context(), []string{digestN(7)}, 0, io.Discard); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("a layer that is not there: %v", err)
+	}
+	if err := s.ExportTree(t.Context(), []string{base, digestN(7)}, io.Discard); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("a tree with a layer that is not there: %v", err)
+	}
+	if _, err := s.ExportUpper(t.Context(), sandbox.NewID(), []string{base}, io.Discard); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("an upper that is not there: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.ExportLayer(ctx, []string{base}, 0, io.Discard); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// TestExportNames reads directories in pieces of any size.
+func TestExportNames(t *testing.T) {
+	dir := t.TempDir()
+	var want []string
+	for i := range 1000 {
+		want = append(want, fmt.Sprint("n", i))
+		write(t, filepath.Join(dir, want[i]), nil)
+	}
+	slices.Sort(want)
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, limit := range []int{1, 7, 500, 999, 1000, 1001, 5000} {
+		var e exporter
+		var got []string
+		for last, more := "", true; more; {
+			var names []string
+			if names, more, err = e.names(int(f.Fd()), last, limit); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, names...)
+			last = got[len(got)-1]
+			if limit == 1 && len(got) > 20 {
+				got = append(got, want[len(got):]...) // seen enough
+				break
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("pieces of %d: %d names", limit, len(got))
+		}
 	}
 }

@@ -59,7 +59,7 @@ const (
 // factsOf returns the facts of a layer by its directory on the volume.
 func (s *Store) factsOf(lower string) (layerFacts, error) {
 	if f, ok := s.facts.Load(lower); ok {
-		return f.(layerFacts), nil
+		return f.(layerFacts), nil //nolint:errcheck // nothing else is ever stored
 	}
 	root := s.vol.path(lower)
 	f := layerFacts{points: make([]pointState, len(mountPoints))}
