@@ -118,6 +118,30 @@ func TestVolumeOutlivesSandboxes(t *testing.T) {
 	d.volumesAgree(t)
 }
 
+// TestManyVolumes mounts as many as a sandbox may have, one below another.
+func TestManyVolumes(t *testing.T) {
+	d := install(t, "")
+	d.volume(t, sandbox.VolumeRequest{Name: "v"})
+	var all []string
+	path := ""
+	for i := range 32 {
+		if path += fmt.Sprintf("/%d", i); i%8 == 0 {
+			path = fmt.Sprintf("/m%d", i)
+		}
+		all = append(all, "v:"+path)
+	}
+	sb := d.create(t, mounts(all...))
+	if got := d.sh(t, string(sb.ID), "grep -c ' /m' /proc/self/mountinfo && touch /m0/f && ls /m24/25/26/f"); got != "32\n/m24/25/26/f" {
+		t.Errorf("mounted: %q", got)
+	}
+	if _, err := d.Reset(t.Context(), string(sb.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, string(sb.ID), "grep -c ' /m' /proc/self/mountinfo"); got != "32" {
+		t.Errorf("after a reset %s are mounted", got)
+	}
+}
+
 // TestVolumeShared has two sandboxes use one volume at once: each sees what
 // the other does, with the owners it gave.
 func TestVolumeShared(t *testing.T) {
@@ -175,6 +199,19 @@ func TestVolumeLimits(t *testing.T) {
 		t.Fatalf("%+v, %v", v, err)
 	}
 	d.sh(t, string(sb.ID), many+"; "+fill)
+	// The workload cannot take files out of what is counted; the host's root,
+	// as the control, can.
+	d.sh(t, string(sb.ID), "mkdir /v/mine")
+	for _, script := range []string{"chattr -p 0 /v/f0", "chattr -P /v", "chattr -P /v/mine"} {
+		if r := d.exec(t, string(sb.ID), "sh", "-c", script); r.exit.Code == 0 {
+			t.Errorf("%s worked", script)
+		}
+	}
+	host := fmt.Sprintf("nsenter --mount=/proc/%d/ns/mnt sh -ec 'cd %s && chattr -P mine && chattr -p 0 f0'", d.cmd.Process.Pid,
+		filepath.Join(d.dir, "state", "volume", "volumes", "small", "data"))
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", host).CombinedOutput(); err != nil {
+		t.Errorf("the same as the host's root: %v: %s", err, out)
+	}
 	// The limits outlive the daemon, and a lower one keeps what is there.
 	less := int64(4 << 20)
 	if _, err := d.ChangeVolume(t.Context(), "small", sandbox.VolumeChange{SizeBytes: &less}); err != nil {

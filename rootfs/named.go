@@ -47,7 +47,7 @@ func (s *Store) CreateVolume(name string, l VolumeLimits) error {
 		return spaceError("make the directory of volume "+name, err)
 	}
 	if err := s.limitVolume(name, dir, l, true); err != nil {
-		return err
+		return spaceError("limit volume "+name, err) // a new quota record takes space, too
 	}
 	data := filepath.Join(dir, dataDir)
 	err = os.Mkdir(data, 0o755)

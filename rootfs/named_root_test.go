@@ -184,6 +184,41 @@ func TestNamedVolumeQuota(t *testing.T) {
 	testenv.Eventually(t, 60*time.Second, "volume deleted", func() bool { return trashEmpty(t, s) })
 }
 
+// TestNamedVolumeFullDisk makes volumes on a disk that one of them has filled;
+// the control makes them once there is room again.
+func TestNamedVolumeFullDisk(t *testing.T) {
+	s, _ := openImage(t)
+	if err := s.CreateVolume("big", VolumeLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	img := importTest(t, s, tarEntry{name: "v/"})
+	in := inVolume(t, s, img, testBase, func(in *inside) []Extra {
+		return []Extra{{mountVolume(t, s, in, "big", false), "/v"}}
+	})
+	var n int64
+	var result string
+	if _, err := fmt.Sscan(in.kept(t, "fill", "/v/f", fmt.Sprint(2*testVolume)), &n, &result); err != nil || result == "ok" {
+		t.Fatalf("%d bytes fit, then %s, %v", n, result, err)
+	}
+	var full error
+	made := 0
+	for ; full == nil && made < 2000; made++ {
+		full = s.CreateVolume(fmt.Sprintf("v%d", made), VolumeLimits{Bytes: 1 << 20})
+	}
+	wantCode(t, full, "volume_full")
+	in.kept(t, "remove", "/v/f")
+	// XFS gives blocks back in the background.
+	testenv.Eventually(t, 60*time.Second, "room for a volume", func() bool {
+		return s.CreateVolume(fmt.Sprintf("v%d", made-1), VolumeLimits{Bytes: 1 << 20}) == nil
+	})
+	for i := range made {
+		if err := s.DiscardVolume(fmt.Sprintf("v%d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, 120*time.Second, "volumes deleted", func() bool { return trashEmpty(t, s) })
+}
+
 // TestBindIDs looks at a directory of the host through a bind: the owner's
 // files as root's, everybody else's as a stranger's.
 func TestBindIDs(t *testing.T) {
@@ -222,10 +257,17 @@ func TestBindIDs(t *testing.T) {
 		return []Extra{{bind(in, "mine", true), "/rw"}, {bind(in, "mine", false), "/ro"}, {bind(in, "roots", false), "/roots"}}
 	})
 	for _, tc := range []struct{ check, path, want string }{
-		{"read", "/rw/owners", "owners"}, {"read", "/rw/hosts", "errno EACCES"}, {"read", "/rw/others", "errno EACCES"},
-		{"read", "/ro/owners", "owners"}, {"read", "/roots/owners", "errno EACCES"}, {"read", "/roots/hosts", "errno EACCES"},
-		{"stat", "/rw/owners", "600 0:0"}, {"stat", "/rw/hosts", "600 65534:65534"},
-		{"write", "/ro/new", "errno EROFS"}, {"write", "/rw/hosts", "errno EACCES"}, {"write", "/rw/new", "ok"},
+		{"read", "/rw/owners", "owners"},
+		{"read", "/rw/hosts", "errno EACCES"},
+		{"read", "/rw/others", "errno EACCES"},
+		{"read", "/ro/owners", "owners"},
+		{"read", "/roots/owners", "errno EACCES"},
+		{"read", "/roots/hosts", "errno EACCES"},
+		{"stat", "/rw/owners", "600 0:0"},
+		{"stat", "/rw/hosts", "600 65534:65534"},
+		{"write", "/ro/new", "errno EROFS"},
+		{"write", "/rw/hosts", "errno EACCES"},
+		{"write", "/rw/new", "ok"},
 	} {
 		if got := in.kept(t, tc.check, tc.path, "text"); got != tc.want {
 			t.Errorf("%s %s: %s, want %s", tc.check, tc.path, got, tc.want)

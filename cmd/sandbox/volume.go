@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,10 +29,12 @@ func (c *cli) volumeCreateCmd() *cobra.Command {
 	var labels []string
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make a volume",
-		Long: `Make an empty volume. Its directory belongs to root inside. Limits that are not
-given are those a sandbox's own disk has by default.`,
+		Long: `Make an empty volume. Its directory belongs to root inside, who can give it to
+another user. Limits that are not given are those a sandbox's own disk has by
+default.`,
 		Example: `  sandbox volume create cache --size 10g --inodes 500000
-  sandbox run --rm -v cache:/root/.cache -- make`,
+  sandbox run --rm -v cache:/v -- chown 1000:1000 /v
+  sandbox run --rm -u 1000:1000 -v cache:/home/user/.cache -- make`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name, req.SizeBytes = args[0], int64(most)
@@ -102,10 +105,17 @@ func (c *cli) volumeSetCmd() *cobra.Command {
 
 func (c *cli) volumeLsCmd() *cobra.Command {
 	var quiet bool
+	var labels []string
 	cmd := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List the volumes", Example: "  sandbox volume ls", Args: cobra.NoArgs,
+		Use: "ls [flags]", Aliases: []string{"list"}, Short: "List the volumes", Args: cobra.NoArgs,
+		Example: `  sandbox volume ls
+  sandbox volume ls -q -l team=infra`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			want, err := parseLabels(labels)
+			if err != nil {
+				return err
+			}
 			cl, err := c.client()
 			if err != nil {
 				return err
@@ -114,6 +124,14 @@ func (c *cli) volumeLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			volumes = slices.DeleteFunc(volumes, func(v sandbox.Volume) bool {
+				for k, value := range want {
+					if got, ok := v.Labels[k]; !ok || got != value {
+						return true
+					}
+				}
+				return false
+			})
 			if quiet {
 				for _, v := range volumes {
 					if err := line(c.out, v.Name); err != nil {
@@ -126,6 +144,7 @@ func (c *cli) volumeLsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with label k=v; repeatable")
 	return cmd
 }
 

@@ -29,6 +29,9 @@ func TestVolumeCommands(t *testing.T) {
 	if out := w.ok("volume", "inspect", "cache"); !strings.Contains(out, "size_bytes: 1073741824") {
 		t.Errorf("inspect: %s", out)
 	}
+	if out := w.ok("volume", "ls", "-q", "-l", "team=infra"); out != "cache\n" {
+		t.Errorf("ls of a label: %q", out)
+	}
 	w.ok("volume", "set", "cache", "--size", "2g")
 	if v, err := w.m.Volume(t.Context(), "cache"); err != nil || v.SizeBytes != 2<<30 || v.Inodes != 1000 {
 		t.Errorf("after set: %+v, %v", v, err)
