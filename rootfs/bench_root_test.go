@@ -21,8 +21,12 @@ func BenchmarkMount(b *testing.B) {
 	many := fakeLayers(b, s, 32)
 	one := many
 	one.Layers = one.Layers[:1]
+	// Two layers with the mount points, and one without: the skeleton is the second.
+	two := many
+	two.Layers = two.Layers[:2]
+	bare := sandbox.Image{Kind: sandbox.ImageTar, Layers: []string{layerTest(b, s, tarEntry{name: "x"})}}
 	for m := s.mode; m <= modeString; m++ {
-		for name, img := range map[string]sandbox.Image{"1": one, "32": many, "host": host} {
+		for name, img := range map[string]sandbox.Image{"1": one, "2": two, "bare": bare, "32": many, "host": host} {
 			b.Run(m.String()+"/"+name, func(b *testing.B) {
 				s.mode = m
 				var took []time.Duration
