@@ -21,12 +21,16 @@ const (
 	envInside  = "ROOTFS_TEST_INSIDE"
 	envKill    = "ROOTFS_TEST_KILL"
 	envWeigh   = "ROOTFS_TEST_WEIGH"
+
+	envKillTrees = "ROOTFS_TEST_KILL_TREES"
 )
 
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(envInside) != "":
 		os.Exit(insideMain(os.Getenv(envInside)))
+	case os.Getenv(envKillTrees) != "":
+		os.Exit(treesUntilKilled(os.Getenv(envKill), os.Getenv(envKillTrees)))
 	case os.Getenv(envKill) != "":
 		os.Exit(importUntilKilled(os.Getenv(envKill)))
 	case os.Getenv(envWeigh) != "":
