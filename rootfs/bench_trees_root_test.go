@@ -41,7 +41,7 @@ const (
 )
 
 // BenchmarkCopyUpper copies 1 GiB in 10,000 files: clean, as after a sync, and
-// still in memory; beside it cp -a, which clones files too, and likewise.
+// still in memory; beside it cp -a, which clones files too, and cp -a told not to.
 func BenchmarkCopyUpper(b *testing.B) {
 	s := openXFS(b, 12<<30)
 	for _, state := range []string{"clean", "dirty"} {
@@ -51,14 +51,16 @@ func BenchmarkCopyUpper(b *testing.B) {
 					b.Fatal(err)
 				}
 			},
-			"cp": func(b *testing.B, id sandbox.ID, upper string) {
+		}
+		for way, option := range map[string]string{"cp": "--reflink=auto", "cp-bytes": "--reflink=never"} {
+			ways[way] = func(b *testing.B, _ sandbox.ID, upper string) {
 				to := s.vol.path(stagingDir, fmt.Sprint(time.Now().UnixNano()))
-				if out, err := exec.CommandContext(b.Context(), "cp", "-a", upper, to).CombinedOutput(); err != nil {
+				if out, err := exec.CommandContext(b.Context(), "cp", "-a", option, upper, to).CombinedOutput(); err != nil {
 					b.Fatalf("%v: %s", err, out)
 				}
-			},
+			}
 		}
-		for _, way := range []string{"ours", "cp"} {
+		for _, way := range []string{"ours", "cp", "cp-bytes"} {
 			b.Run(state+"/"+way, func(b *testing.B) {
 				var id sandbox.ID
 				var upper string

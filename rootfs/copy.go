@@ -87,24 +87,20 @@ const copyWorkers = 4
 
 // copyTree copies a tree into an empty directory of the same filesystem.
 func (s *Store) copyTree(ctx context.Context, from, to string) (upperInfo, error) {
-	src, err := unix.Open(from, openDirFlags, 0)
+	top, err := openPair(openSub(unix.AT_FDCWD, from), openSub(unix.AT_FDCWD, to))
 	if err != nil {
-		return upperInfo{}, &os.PathError{Op: "open", Path: from, Err: err}
-	}
-	dst, err := unix.Open(to, openDirFlags, 0)
-	if err != nil {
-		return upperInfo{}, errors.Join(&os.PathError{Op: "open", Path: to, Err: err}, unix.Close(src))
+		return upperInfo{}, err
 	}
 	c := newCopier(ctx, s.vol.root)
 	c.open.Add(1)
-	c.push(copyDir{src: src, dst: dst})
+	c.push(copyDir{open: top})
 	var done sync.WaitGroup
 	for range copyWorkers {
 		done.Go(func() { c.fail(onCopyThread(c.work)) })
 	}
 	done.Wait()
 	for _, d := range c.todo { // after an error
-		d.close()
+		d.giveUp()
 	}
 	return upperInfo{Bytes: c.bytes.Load(), Files: c.files.Load()}, c.err
 }
@@ -140,7 +136,8 @@ type copier struct {
 	mu   sync.Mutex // guards the rest
 	more *sync.Cond // todo, busy or err changed
 	todo []copyDir
-	busy int
+	busy int // workers that have something,
+	idle int // and that wait for it
 	err  error
 }
 
@@ -158,16 +155,52 @@ type copiedLink struct {
 }
 
 // copyDir is a directory to copy, and the one, made already, to copy it to:
-// both open, or, if there are very many, both remembered.
+// both open, or, if there are very many, both remembered. Or it is a part of
+// one that another worker began.
 type copyDir struct {
-	src, dst     int
+	open         *copyPair
 	srcAt, dstAt handle
+	part         []dirent
 }
 
-func (d copyDir) close() {
-	if d.srcAt.data == "" {
-		_ = unix.Close(d.src)
-		_ = unix.Close(d.dst)
+// copyPair is a directory and its copy, open until every part is done.
+type copyPair struct {
+	src, dst int
+	parts    atomic.Int32
+}
+
+func (p *copyPair) close() {
+	_ = unix.Close(p.src)
+	_ = unix.Close(p.dst)
+}
+
+func (d copyDir) giveUp() {
+	if d.open != nil && d.open.parts.Add(-1) == 0 {
+		d.open.close()
+	}
+}
+
+// openPair opens a directory and its copy.
+func openPair(src, dst func() (int, error)) (*copyPair, error) {
+	var p copyPair
+	var err error
+	p.parts.Store(1)
+	if p.src, err = src(); err != nil {
+		return nil, err
+	}
+	if p.dst, err = dst(); err != nil {
+		return nil, errors.Join(err, unix.Close(p.src))
+	}
+	return &p, nil
+}
+
+func openSub(dir int, name string) func() (int, error) {
+	return func() (int, error) {
+		fd, err := unix.Openat(dir, name, openDirFlags, 0)
+		if err != nil {
+			return -1, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+		return fd, nil
 	}
 }
 
@@ -193,7 +226,9 @@ func (c *copier) pop() (copyDir, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.err == nil && len(c.todo) == 0 && c.busy > 0 {
+		c.idle++
 		c.more.Wait()
+		c.idle--
 	}
 	if c.err != nil || len(c.todo) == 0 {
 		return copyDir{}, false
@@ -208,8 +243,11 @@ func (c *copier) pop() (copyDir, bool) {
 func (c *copier) done() {
 	c.mu.Lock()
 	c.busy--
+	last := c.busy == 0
 	c.mu.Unlock()
-	c.more.Broadcast()
+	if last { // and nothing to do, or pop would take it: the end
+		c.more.Broadcast()
+	}
 }
 
 // fail keeps the first error, which ends the work of all.
@@ -223,6 +261,13 @@ func (c *copier) fail(err error) {
 	}
 	c.mu.Unlock()
 	c.more.Broadcast()
+}
+
+// starved reports whether a worker has nothing to do.
+func (c *copier) starved() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.idle > 0 && len(c.todo) == 0
 }
 
 func (c *copier) failed() bool {
@@ -245,72 +290,100 @@ func (c *copier) work() error {
 	}
 }
 
-// take copies the entries of one directory and then gives it its attributes;
-// the directories in it come later, which changes neither times nor entries.
+// copyPart is how many entries of a directory are a worker's at a time.
+const copyPart = 128
+
+// take copies the entries of one directory, or a part of them. Directories in
+// it come later.
 func (w *copyWorker) take(d copyDir) (err error) {
-	if d.srcAt.data == "" {
+	if d.part != nil {
+		return w.finish(d.open, w.entries(d.open, d.part))
+	}
+	p := d.open
+	if p != nil {
 		w.open.Add(-1)
 	} else {
-		if d.src, err = d.srcAt.open(w.vol, openDirFlags); err != nil {
-			return err
-		}
-		if d.dst, err = d.dstAt.open(w.vol, openDirFlags); err != nil {
-			return errors.Join(err, unix.Close(d.src))
-		}
-		d.srcAt, d.dstAt = handle{}, handle{}
-	}
-	defer d.close()
-	err = w.reader.each(d.src, func(e dirent) error {
-		if err := w.ctx.Err(); err != nil {
-			return err
-		}
-		if e.kind == unix.DT_DIR {
-			return w.sub(d, e.name)
-		}
-		if e.kind == unix.DT_UNKNOWN {
-			var st unix.Stat_t
-			if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return &os.PathError{Op: "stat", Path: e.name, Err: err}
-			}
-			if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-				return w.sub(d, e.name)
-			}
-		}
-		return w.entry(0, d.src, d.dst, e)
-	})
-	if err == nil && w.failed() {
-		return nil // whoever did reports it
-	}
-	if err == nil {
-		err = w.dirAttrs(d.src, d.dst)
-	}
-	return err
-}
-
-// sub makes a directory and leaves its content for later.
-func (w *copyWorker) sub(d copyDir, name string) (err error) {
-	if err := unix.Mkdirat(d.dst, name, 0o700); err != nil {
-		return &os.PathError{Op: "mkdir", Path: name, Err: err}
-	}
-	var sub copyDir
-	if w.open.Load() >= copyOpen {
-		sub.srcAt, err = handleAt(d.src, name)
-		if err == nil {
-			sub.dstAt, err = handleAt(d.dst, name)
-		}
+		p, err = openPair(
+			func() (int, error) { return d.srcAt.open(w.vol, openDirFlags) },
+			func() (int, error) { return d.dstAt.open(w.vol, openDirFlags) })
 		if err != nil {
 			return err
 		}
-		w.push(sub)
+	}
+	var part []dirent
+	err = w.reader.each(p.src, func(e dirent) error {
+		if e.kind == unix.DT_UNKNOWN {
+			var st unix.Stat_t
+			if err := unix.Fstatat(p.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return &os.PathError{Op: "stat", Path: e.name, Err: err}
+			}
+			if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+				e.kind = unix.DT_DIR
+			}
+		}
+		if e.kind == unix.DT_DIR {
+			return w.sub(p, e.name)
+		}
+		if part = append(part, e); len(part) < copyPart {
+			return nil
+		}
+		full := part
+		if w.starved() {
+			p.parts.Add(1)
+			w.push(copyDir{open: p, part: full})
+			part = nil
+			return nil
+		}
+		part = part[:0]
+		return w.entries(p, full)
+	})
+	if err == nil {
+		err = w.entries(p, part)
+	}
+	return w.finish(p, err)
+}
+
+func (w *copyWorker) entries(p *copyPair, part []dirent) error {
+	for _, e := range part {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		if err := w.entry(0, p.src, p.dst, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish ends a part. After the last, nothing changes the directory's times
+// any more, and it gets its attributes; directories in it are there already.
+func (w *copyWorker) finish(p *copyPair, err error) error {
+	w.fail(err) // before others see that this part is done
+	if p.parts.Add(-1) > 0 {
 		return nil
 	}
-	if sub.src, err = unix.Openat(d.src, name, openDirFlags, 0); err != nil {
-		return &os.PathError{Op: "open", Path: name, Err: err}
+	defer p.close()
+	if w.failed() {
+		return nil
 	}
-	if sub.dst, err = unix.Openat(d.dst, name, openDirFlags, 0); err != nil {
-		return errors.Join(&os.PathError{Op: "open", Path: name, Err: err}, unix.Close(sub.src))
+	return w.dirAttrs(p.src, p.dst)
+}
+
+// sub makes a directory and leaves its content for later.
+func (w *copyWorker) sub(p *copyPair, name string) (err error) {
+	if err := unix.Mkdirat(p.dst, name, 0o700); err != nil {
+		return &os.PathError{Op: "mkdir", Path: name, Err: err}
 	}
-	w.open.Add(1)
+	var sub copyDir
+	if w.open.Load() < copyOpen {
+		sub.open, err = openPair(openSub(p.src, name), openSub(p.dst, name))
+		w.open.Add(1)
+	} else if sub.srcAt, err = handleAt(p.src, name); err == nil {
+		sub.dstAt, err = handleAt(p.dst, name)
+	}
+	if err != nil {
+		return err
+	}
 	w.push(sub)
 	return nil
 }

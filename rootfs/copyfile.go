@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -296,11 +295,3 @@ func (w *copyWorker) nameAttrs(src, dst int, name string, st *unix.Stat_t) error
 	}
 	return unix.UtimesNanoAt(dst, name, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
-
-// isOverlayMark reports whether an attribute is an overlay's: what it keeps
-// for itself, or what it tells the overlay that stacks the file.
-func isOverlayMark(name string) bool {
-	return strings.HasPrefix(name, overlayXattr) && !strings.HasPrefix(name, overlayXattr+"overlay.")
-}
-
-const overlayXattr = "trusted.overlay."

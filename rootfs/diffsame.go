@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,7 +93,7 @@ func sameAttrs(a, b int, name string) (bool, error) {
 		}
 		slices.Sort(names)
 		for _, n := range names {
-			if !strings.HasPrefix(n, "user.") && !strings.HasPrefix(n, "system.posix_acl_") && n != "security.capability" {
+			if !isVisibleXattr(n) {
 				continue
 			}
 			value := make([]byte, 64<<10)

@@ -189,7 +189,7 @@ func (s *Store) Unchanged(id sandbox.ID) (bool, error) {
 		return false, nil
 	}
 	for _, d := range append(names, ".") {
-		plain, err := plainDir(filepath.Join(upper, d))
+		plain, err := plainDir(filepath.Join(upper, d), isOverlayPrivate)
 		if err != nil || !plain {
 			return false, notGone(err)
 		}
@@ -216,9 +216,9 @@ func notGone(err error) error {
 }
 
 // plainDir reports whether a directory is as Furnish and CreateUpper make
-// them: 0755, root's, with no attribute but what an overlay keeps for itself
-// and which hides nothing.
-func plainDir(path string) (bool, error) {
+// them: 0755, root's, with no attribute that a sandbox sees and, of an
+// overlay's, none but those that may is told of.
+func plainDir(path string, may func(name string) bool) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		return false, &os.PathError{Op: "lstat", Path: path, Err: err}
@@ -231,7 +231,7 @@ func plainDir(path string) (bool, error) {
 		return false, &os.PathError{Op: "listxattr", Path: path, Err: err}
 	}
 	for _, n := range names {
-		if !overlayPrivate[n] {
+		if isVisibleXattr(n) || isOverlayMark(n) && !may(n) {
 			return false, nil
 		}
 	}

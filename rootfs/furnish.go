@@ -84,8 +84,8 @@ func writeFresh(path, content string) error {
 }
 
 // plainEtc reports whether the topmost layer that has an /etc has it as a
-// directory of mode 0755 that belongs to root: one an upper may have too
-// without changing it.
+// directory of mode 0755 that belongs to root, without attributes: one an upper
+// may have too without changing it.
 func (s *Store) plainEtc(id sandbox.ID, image sandbox.Image) (bool, error) {
 	plan, err := s.planRoot(id, image.Layers)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Store) plainEtc(id sandbox.ID, image sandbox.Image) (bool, error) {
 		if err != nil {
 			return false, &os.PathError{Op: "lstat", Path: lower, Err: err}
 		}
-		return st.Mode == unix.S_IFDIR|0o755 && st.Uid == 0 && st.Gid == 0, nil
+		return plainDir(s.vol.path(lower, "etc"), isOverlayMark)
 	}
 	return true, nil // nobody has one: it is the upper's alone
 }

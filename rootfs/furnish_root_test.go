@@ -3,9 +3,12 @@
 package rootfs
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -71,5 +74,36 @@ func TestFurnish(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestFurnishOverFrozen: what a snapshot's /etc says of itself is not lost by
+// the one every upper gets.
+func TestFurnishOverFrozen(t *testing.T) {
+	s := openTest(t)
+	img := importTest(t, s, tarEntry{name: "etc/", mode: 0o755}, tarEntry{name: "etc/passwd", data: "root"})
+	for name, c := range map[string]struct {
+		do    func(etc string) error
+		plain bool
+	}{
+		"as it was":     {func(string) error { return nil }, true},
+		"opaque":        {func(etc string) error { return unix.Lsetxattr(etc, "trusted.overlay.opaque", []byte("y"), 0) }, true},
+		"with a mode":   {func(etc string) error { return os.Chmod(etc, 0o711) }, false},
+		"an attribute":  {func(etc string) error { return unix.Lsetxattr(etc, "user.x", []byte("y"), 0) }, false},
+		"a file there":  {func(etc string) error { return errors.Join(os.RemoveAll(etc), os.WriteFile(etc, nil, 0o644)) }, false},
+		"deleted there": {func(etc string) error { return errors.Join(os.RemoveAll(etc), unix.Mknod(etc, unix.S_IFCHR, 0)) }, false},
+	} {
+		id := create(t, s)
+		if ok, err := s.Furnish(id, img, Identity{}, Identity{Hostname: "h"}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if err := c.do(s.vol.path(sandboxesDir, string(id), "upper", "etc")); err != nil {
+			t.Fatal(err)
+		}
+		stacked := img
+		stacked.Layers = []string{img.Layers[0], freeze(t, s, id)}
+		if ok, err := s.Furnish(create(t, s), stacked, Identity{}, Identity{Hostname: "h"}); ok != c.plain || err != nil {
+			t.Errorf("%s: furnished %v, %v; want %v", name, ok, err, c.plain)
+		}
 	}
 }

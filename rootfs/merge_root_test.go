@@ -195,6 +195,11 @@ func TestFlattenIsTheStack(t *testing.T) {
 		if marked(t, s, flats[0], "opaque") {
 			kept++
 		}
+		for _, l := range h.layers { // kernels that know this form must not begin to make it
+			if marked(t, s, l, "whiteout") || marked(t, s, l, "metacopy") {
+				t.Errorf("seed %d: an overlay of ours left %s with marks it should not make", seed, l)
+			}
+		}
 		done += h.done
 		h.remove(t, flats...)
 	}
@@ -222,5 +227,50 @@ func TestFlattenRefused(t *testing.T) {
 	}
 	if _, err := s.Flatten(t.Context(), []string{one}); err != nil {
 		t.Errorf("one layer alone: %v", err)
+	}
+}
+
+// TestFlattenMarks: whiteouts of the form that no overlay of ours makes become
+// ordinary ones; without the mark on their directory they are empty files.
+func TestFlattenMarks(t *testing.T) {
+	s := openTest(t)
+	layer := func(dirs []string, files ...string) string {
+		id := create(t, s)
+		upper := s.vol.path(sandboxesDir, string(id), "upper")
+		for _, f := range append(dirs, files...) {
+			p := filepath.Join(upper, f)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, d := range dirs {
+			p := filepath.Join(upper, d)
+			if err := errors.Join(unix.Lsetxattr(filepath.Dir(p), overlayXattr+"opaque", []byte("x"), 0), unix.Lsetxattr(p, overlayXattr+"whiteout", nil, 0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return freeze(t, s, id)
+	}
+	base := layer(nil, "d/gone", "d/kept", "e/kept")
+	top := layer([]string{"d/gone"}, "d/new", "e/kept")
+	tree, err := layerTree(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Lsetxattr(s.vol.path(tree, "e/kept"), overlayXattr+"whiteout", nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	flat, err := s.Flatten(t.Context(), []string{top})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range diffOf(t, s, []string{base}, []string{base, flat}, "") {
+		if c.Kind != sandbox.FileChanged {
+			got = append(got, string(c.Kind)+" "+c.Path)
+		}
+	}
+	if want := []string{"removed /d/gone", "added /d/new"}; !slices.Equal(got, want) {
+		t.Errorf("flattened: %q, want %q", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -180,14 +181,29 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// overlayPrivate are the attributes with which an overlay keeps account for
-// itself. None changes what the files beneath say to whoever stacks them.
-var overlayPrivate = map[string]bool{
-	"trusted.overlay.origin": true,
-	"trusted.overlay.impure": true,
-	"trusted.overlay.nlink":  true,
-	"trusted.overlay.uuid":   true,
-	"trusted.overlay.upper":  true,
+// The attributes an overlay sets begin with this; those of an overlay inside
+// an overlay, with it twice.
+const overlayXattr = "trusted.overlay."
+
+// isOverlayMark reports whether an attribute is an overlay's: what it keeps
+// for itself, or what it tells the overlay that stacks the file.
+func isOverlayMark(name string) bool {
+	return strings.HasPrefix(name, overlayXattr) && !strings.HasPrefix(name, overlayXattr+"overlay.")
+}
+
+// isOverlayPrivate reports whether it is one with which an overlay keeps
+// account for itself: it changes nothing of what the files say to others.
+func isOverlayPrivate(name string) bool {
+	switch strings.TrimPrefix(name, overlayXattr) {
+	case "origin", "impure", "nlink", "uuid", "upper":
+		return isOverlayMark(name)
+	}
+	return false
+}
+
+// isVisibleXattr reports whether a sandbox can see an attribute, and set it.
+func isVisibleXattr(name string) bool {
+	return strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "system.posix_acl_") || name == "security.capability"
 }
 
 // listXattrs returns the names that a call of the listxattr(2) family gives,
