@@ -93,6 +93,7 @@ Settings come from the built-in values, then the configuration file, then flags.
 		if err := launch.EnterPrivateMounts(); err != nil {
 			return err
 		}
+		loadBallast()
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
 		return serve(ctx, c, log, stopSandboxes)

@@ -21,6 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/cgroup"
 	"github.com/sandboxd/sandboxd/cmd/sandboxd/initbin"
+	"github.com/sandboxd/sandboxd/internal/initd"
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/rootfs"
@@ -156,11 +158,6 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	shells, err := openLauncher(c.RunDir)
-	if err != nil {
-		return nil, p, err
-	}
-	opened.add(shells.Close)
 	resolvers := c.Network.Resolvers
 	if len(resolvers) == 0 {
 		resolvers = hostResolvers()
@@ -170,6 +167,11 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(network.Close)
+	shells, err := openLauncher(c.RunDir, log) // after the network: its modules add to /proc/net
+	if err != nil {
+		return nil, p, err
+	}
+	opened.add(shells.Close)
 	warnUnenforced(log, p, c)
 	return runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
@@ -179,7 +181,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	}, db, p.tree, network, p.roots, shells), p, nil
 }
 
-func openLauncher(runDir string) (*launch.Launcher, error) {
+func openLauncher(runDir string, log *slog.Logger) (*launch.Launcher, error) {
 	first, err := initbin.Init()
 	if err != nil {
 		return nil, fmt.Errorf("find sandbox-init in this program: %w; build it with make build", err)
@@ -188,7 +190,25 @@ func openLauncher(runDir string) (*launch.Launcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find sandbox-shell in this program: %w; build it with make build", err)
 	}
-	return launch.New(launch.Config{RunDir: runDir, InitBinary: first, ShellBinary: shell})
+	c := launch.Config{RunDir: runDir, InitBinary: first, ShellBinary: shell}
+	if modes, err := freshNetModes(); err != nil {
+		log.Warn("look at a new network namespace: each sandbox does so itself now", "err", err)
+	} else {
+		c.InitEnv = []string{initd.NetModesEnv + "=" + modes}
+	}
+	return launch.New(c)
+}
+
+// freshNetModes asks a network namespace that nobody has used.
+func freshNetModes() (modes string, err error) {
+	err = linux.OnThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		modes, err = initd.NetModes()
+		return err
+	})
+	return modes, err
 }
 
 // warnUnenforced says loudly which limits this host will not keep.

@@ -66,13 +66,12 @@ func (l *leftovers) note() error {
 			return err
 		}
 	}
-	l.net = netModes{}
-	err := walkNet(func(path string, _ int, _ string, st *unix.Stat_t) error {
-		if m := modeOf(st); m != usualMode(st) {
-			l.net[path] = m
-		}
-		return nil
-	})
+	var err error
+	if told := os.Getenv(NetModesEnv); told != "" {
+		l.net, err = parseNetModes(told)
+	} else {
+		l.net, err = unusualNet(netDir)
+	}
 	l.noted = err == nil
 	return err
 }

@@ -26,11 +26,13 @@ type Config struct {
 	// ShellBinary is what libcontainer's stages run: a static program that
 	// imports package stage. Empty: the running program, which starts slower.
 	ShellBinary []byte
+	InitEnv     []string // PID 1's environment, beside what it always has
 }
 
 // Launcher makes and removes shells. It is safe for concurrent use.
 type Launcher struct {
 	dir      string // run directory
+	env      []string
 	skeleton skeleton
 	mqueue   bool
 	maxFiles uint64
@@ -45,7 +47,11 @@ func New(cfg Config) (*Launcher, error) {
 	if !cgroups.IsCgroup2UnifiedMode() {
 		return nil, sandbox.Errorf(sandbox.ErrUnsupported, "cgroup2_missing", "no cgroup2 tree on %s: the program is not in its own mount namespace", cgroupMount)
 	}
-	l := &Launcher{dir: cfg.RunDir}
+	// Its heap is small: where the kernel gives out huge pages unasked, one
+	// of 2 MiB would be most of what a sandbox costs. Workloads get theirs.
+	l := &Launcher{dir: cfg.RunDir, env: append([]string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1", "GOMAXPROCS=1",
+	}, cfg.InitEnv...)}
 	if n := len(l.SocketPath(sandbox.NewID())); n > maxSunPath {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "run_dir_too_long", "run directory %s: sockets below it would have paths of %d bytes, and %d are the most: choose a shorter --run-dir", l.dir, n, maxSunPath)
 	}
@@ -172,9 +178,7 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	}
 	defer null.Close()
 	proc := &libcontainer.Process{
-		// Its heap is small: where the kernel gives out huge pages unasked, one
-		// of 2 MiB would be most of what a sandbox costs. Workloads get theirs.
-		Args: []string{initPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1", "GOMAXPROCS=1"},
+		Args: []string{initPath}, Env: l.env,
 		Cwd: "/", Init: true, ExtraFiles: []*os.File{ln},
 		Stdin: null, Stdout: null, Stderr: null,
 	}
