@@ -273,6 +273,11 @@ func TestVolumeMountPointIsALink(t *testing.T) {
 	if sb, err := d.Sandbox(t.Context(), string(sb.ID)); err != nil || sb.Status != sandbox.StatusStopped {
 		t.Errorf("it is %s, %v: its files must not be lost", sb.Status, err)
 	}
+	forks, err := d.Fork(t.Context(), string(sb.ID), sandbox.ForkRequest{Volumes: &[]sandbox.VolumeMount{}}) // as the manual says
+	if err != nil || forks[0].Sandbox == nil {
+		t.Fatalf("fork it without the volume: %+v, %v", forks, err)
+	}
+	d.sh(t, string(forks[0].Sandbox.ID), "test -L /way && test -d /away/to/v")
 }
 
 // TestVolumesAfterKill kills the daemon between and amid work on volumes.
@@ -545,6 +550,17 @@ func TestVolumesAndSnapshots(t *testing.T) {
 	}
 	if got := d.sh(t, "one", "cat /own /data/f"); got != "1\n3" {
 		t.Errorf("rolled back it sees %q", got)
+	}
+	d.volume(t, sandbox.VolumeRequest{Name: "other"})
+	for want, volumes := range map[string][]sandbox.VolumeMount{"": {}, "other": {{Volume: "other", Path: "/data"}}} {
+		forks, err := d.Fork(t.Context(), "before", sandbox.ForkRequest{Volumes: &volumes})
+		if err != nil || len(forks) != 1 || forks[0].Sandbox == nil {
+			t.Fatalf("fork with other volumes: %+v, %v", forks, err)
+		}
+		id := string(forks[0].Sandbox.ID)
+		if got := d.sh(t, id, "cat /own; ls /data; grep -c ' /data ' /proc/self/mountinfo || :"); got != "1\n"+map[bool]string{true: "0", false: "1"}[want == ""] {
+			t.Errorf("a fork with %q in place: %q", want, got)
+		}
 	}
 	// A snapshot begun without the volume has none of its files.
 	bare := d.create(t, sandbox.Spec{Snapshot: snap.ID})

@@ -474,6 +474,9 @@ func forkSpec(s sandbox.Snapshot, req sandbox.ForkRequest, i int) sandbox.Spec {
 	if req.Network != nil {
 		spec.Network = *req.Network
 	}
+	if req.Volumes != nil {
+		spec.Volumes = *req.Volumes
+	}
 	if req.TTL != nil {
 		spec.TTLSeconds = *req.TTL
 	}

@@ -93,6 +93,7 @@ type ForkRequest struct {
 	Labels   map[string]string `json:"labels,omitempty" doc:"In place of the labels of the snapshot's spec."`
 	Limits   *Limits           `json:"limits,omitempty" doc:"In place of the limits of the snapshot's spec."`
 	Network  *NetworkPolicy    `json:"network,omitempty" doc:"In place of the network policy of the snapshot's spec."`
+	Volumes  *[]VolumeMount    `json:"volumes,omitempty" doc:"In place of the mounts of the snapshot's spec; an empty list means none."`
 	TTL      *int64            `json:"ttl_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"In place of the lifetime of the snapshot's spec."`
 	NeedsAll bool              `json:"needs_all,omitempty" doc:"Where one cannot be made, remove the others again."`
 	Actor    string            `json:"-"`

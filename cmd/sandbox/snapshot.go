@@ -206,12 +206,13 @@ func quoted(path string) string {
 
 func (c *cli) forkCmd() *cobra.Command {
 	var req sandbox.ForkRequest
-	var env, labels []string
+	var env, labels, volumes []string
+	var noVolumes bool
 	cmd := &cobra.Command{
 		Use: "fork [flags] SNAPSHOT|SANDBOX", Short: "Make sandboxes that begin with frozen files",
 		Long: `Make sandboxes that begin with the files of a snapshot, or of a sandbox as it is now,
-with the same image, environment, limits and network policy. They share what they
-do not write.`,
+with the same image, environment, limits, network policy and volumes. They share what
+they do not write, and their volumes: give each its own, or none, to keep them apart.`,
 		Example: `  sandbox fork dev --name try
   sandbox fork before-upgrade -n 100 --name worker`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSnapshot,
@@ -223,6 +224,16 @@ do not write.`,
 				if req.Labels, err = parseLabels(labels); err != nil {
 					return err
 				}
+			}
+			if noVolumes || len(volumes) > 0 {
+				mounts, err := parseMounts(volumes)
+				if err != nil {
+					return err
+				}
+				if mounts = append([]sandbox.VolumeMount{}, mounts...); noVolumes && len(mounts) > 0 {
+					return usage("either --volume or --no-volumes")
+				}
+				req.Volumes = &mounts
 			}
 			cl, err := c.client()
 			if err != nil {
@@ -251,6 +262,9 @@ do not write.`,
 	fl.StringVar(&req.Name, "name", "", "name; of several, NAME-1, NAME-2, …")
 	fl.StringArrayVarP(&env, "env", "e", nil, "variable laid over those of the snapshot: K=V; repeatable")
 	fl.StringArrayVarP(&labels, "label", "l", nil, "label in place of those of the snapshot: k=v; repeatable")
+	fl.StringArrayVarP(&volumes, "volume", "v", nil, "mount in place of those of the snapshot, as with 'sandbox run'; repeatable")
+	fl.BoolVar(&noVolumes, "no-volumes", false, "mount none")
+	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	fl.BoolVar(&req.NeedsAll, "all-or-none", false, "where one cannot be made, remove the others again")
 	return cmd
 }

@@ -58,6 +58,7 @@ func TestVolumeCommands(t *testing.T) {
 		"no source":        {[]string{"create", "-v", ":/x"}, "usage"},
 		"relative path":    {[]string{"create", "-v", "cache:x"}, "invalid_volumes"},
 		"one place, twice": {[]string{"create", "-v", "cache:/x", "-v", "other:/x"}, "invalid_volumes"},
+		"fork with both":   {[]string{"fork", "x", "-v", "cache:/x", "--no-volumes"}, "usage"},
 		"host path":        {[]string{"run", "--rm", "-v", "/srv:/x", "--", "true"}, "bind_denied"},
 	} {
 		if code, _, errs := w.run("", tc.args...); code != exitTrouble || !strings.Contains(errs, tc.want) {
