@@ -37,3 +37,12 @@ type FileChanges struct {
 type ScheduleList struct {
 	Items []sandbox.Schedule `json:"items"`
 }
+
+// ScheduleRequest asks for a schedule; see sandbox.Schedule.
+type ScheduleRequest struct {
+	Action  string `json:"action" enum:"snapshot,reset"`
+	Cron    string `json:"cron" minLength:"1" maxLength:"120" doc:"Five fields, or @hourly, @daily, @weekly, @monthly, @every DURATION; in UTC unless it begins with TZ=…"`
+	Keep    int    `json:"keep,omitempty" minimum:"0" maximum:"10000" doc:"Of snapshots: how many are kept, the newest; 0: all."`
+	KeepFor int64  `json:"keep_seconds,omitempty" minimum:"0" doc:"Of snapshots: how long each is kept; 0: for good."`
+	Force   bool   `json:"force,omitempty" doc:"Of resets: also while a process runs."`
+}

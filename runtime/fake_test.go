@@ -46,6 +46,14 @@ type kernel struct {
 	before                          map[sandbox.ID]int64 // last process of earlier roots
 	volumes                         map[string]rootfs.VolumeLimits
 	mute                            bool // PID 1s answer nothing
+
+	live int // processes that every PID 1 says it has
+
+	// dieAt names the step at which the daemon is killed: before its effect,
+	// or after it. From then on nothing it does has any effect, until revive.
+	dieAt string
+	after bool
+	dead  bool
 }
 
 var errInjected = errors.New("injected")
@@ -70,19 +78,68 @@ func newKernel(t *testing.T) *kernel {
 func (k *kernel) step(name string, f func()) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	dies := k.dieAt == name
+	if k.dead || dies && !k.after {
+		k.die()
+	}
 	if k.fail[name] {
 		return fmt.Errorf("%s: %w", name, errInjected)
 	}
 	if f != nil {
 		f()
 	}
+	if dies {
+		k.die()
+	}
 	return nil
+}
+
+// die is the daemon's end: what calls it goes no further. k.mu is held.
+func (k *kernel) die() {
+	k.dead = true
+	k.mu.Unlock()
+	select {}
+}
+
+// killAt lets a daemon be killed at a step.
+func (k *kernel) killAt(step string, after bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.dieAt, k.after = step, after
+}
+
+// waitDead waits for the step at which the daemon is killed.
+func (k *kernel) waitDead(t *testing.T, step string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(time.Millisecond) {
+		k.mu.Lock()
+		dead := k.dead
+		k.mu.Unlock()
+		if dead {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not come to %s", step)
+		}
+	}
+}
+
+func (k *kernel) revive() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.dieAt, k.dead = "", false
 }
 
 func (k *kernel) setFail(name string, on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail[name] = on
+}
+
+func (k *kernel) setLive(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.live = n
 }
 
 func (k *kernel) setMute(on bool) {
@@ -362,7 +419,10 @@ func (p fakePID1) Ping(ctx context.Context) (guest.Info, error) {
 	if err := p.k.step("guest.version", nil); err != nil {
 		return guest.Info{}, sandbox.Errorf(sandbox.ErrUnsupported, "protocol_version", "another version: %w", err)
 	}
-	return guest.Info{Configured: p.k.step("guest.configured", nil) == nil}, nil
+	p.k.mu.Lock()
+	live := p.k.live
+	p.k.mu.Unlock()
+	return guest.Info{Configured: p.k.step("guest.configured", nil) == nil, Live: live}, nil
 }
 
 func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {
@@ -450,9 +510,10 @@ func (e *fakeEvents) Close() error     { e.cancel(); return nil }
 // house is a manager over the model with a real database.
 type house struct {
 	*Manager
-	k    *kernel
-	db   *state.DB
-	gone sync.Once
+	k      *kernel
+	db     *state.DB
+	gone   sync.Once
+	closed sync.Once
 }
 
 // open starts a manager as a daemon does: over what an earlier one left. It
@@ -483,12 +544,21 @@ func openPool(t *testing.T, k *kernel, dir string, slots int, pool PoolConfig) *
 // crash ends the manager as kill -9 would: no teardown, no last write.
 func (h *house) crash() {
 	h.gone.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		patience := 5 * time.Second
+		h.k.mu.Lock()
+		if h.k.dead { // what goes on cannot come to an end
+			patience = 20 * time.Millisecond
+		}
+		h.k.mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		_ = h.Close(ctx)
-		_ = h.db.Close()
+		h.closeDB()
 	})
 }
+
+// closeDB ends every writing, once.
+func (h *house) closeDB() { h.closed.Do(func() { _ = h.db.Close() }) }
 
 // agree checks that database and model tell the same story, once what goes on
 // in the background has had its time.

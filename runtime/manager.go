@@ -59,6 +59,8 @@ type Manager struct {
 	cleaning chan struct{} // one token for each clean-up in the background
 	leaving  atomic.Int64  // sandboxes and shells whose slots will be free soon
 
+	schedules chan struct{} // holds one: there is a new one
+
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
 }
@@ -89,6 +91,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 	m := &Manager{
 		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
 		life: life, cancel: cancel, retry: retryTeardown, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
+		schedules: make(chan struct{}, 1),
 	}
 	m.pool = newPool(m, cfg.Pool)
 	return m

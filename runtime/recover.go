@@ -73,6 +73,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	_ = g.Wait()
 	m.tidyUp(ctx, rows)
 	m.spawn(m.pruneForever)
+	m.spawn(m.keepSchedules)
 	m.spawn(m.pool.run)
 	return nil
 }
@@ -218,6 +219,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 		"make the host image":         m.refreshHostImage(ctx),
 		"forget lost snapshots":       m.forgetLost(ctx),
 		"put the volumes in order":    m.recoverVolumes(ctx),
+		"forget old schedules":        m.state.DropSchedules(ctx, ""),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
 	} {

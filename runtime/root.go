@@ -75,7 +75,7 @@ func (m *Manager) rootFailed(ctx context.Context, b *box, sb sandbox.Sandbox, p 
 		}
 		return cause
 	}
-	sb.InitPID = 0
+	sb.InitPID, p.InitPID = 0, 0
 	detail := "changing its files failed: " + explain(cause)
 	_, _ = m.halt(clean, b, sb, state.Change{Detail: &detail, Actor: "daemon"}) // logs, and tries again by itself
 	if err := m.completeRoot(clean, b.id, sb, p); err != nil {
@@ -187,7 +187,9 @@ func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r 
 		if err := m.roots.ThawUpper(b.id, p.Layer); err != nil {
 			return m.rootFailed(ctx, b, sb, p, cause)
 		}
-		if err := m.state.AbandonRoot(context.WithoutCancel(ctx), b.id, p); err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		if err := m.state.AbandonRoot(clean, b.id, p); err != nil {
 			m.log.Error("take a snapshot back: the sandbox stops at the next start of the daemon", "sandbox", b.id, "err", err)
 		}
 		return cause

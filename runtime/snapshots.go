@@ -115,7 +115,8 @@ func (m *Manager) copyRoot(ctx context.Context, b *box, sb sandbox.Sandbox, snap
 	layer := snap.Layers[len(snap.Layers)-1]
 	defer func() {
 		if err != nil {
-			clean := context.WithoutCancel(ctx)
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+			defer cancel()
 			err = errors.Join(err, m.roots.RemoveLayer(layer), m.state.ReleaseSnapshot(clean, snap.ID))
 		}
 	}()
@@ -262,9 +263,12 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, ref, actor string) (sandbo
 	return s, nil
 }
 
-// removeOwn removes the snapshots that are a sandbox's history only, once it
-// has ended.
+// removeOwn removes a sandbox's schedules, and the snapshots that are its
+// history only, once it has ended.
 func (m *Manager) removeOwn(ctx context.Context, id sandbox.ID) error {
+	if err := m.state.DropSchedules(ctx, id); err != nil {
+		return err
+	}
 	own, err := m.state.Snapshots(ctx, sandbox.SnapshotFilter{Sandbox: id, Kinds: []sandbox.SnapshotKind{sandbox.SnapshotAuto, sandbox.SnapshotFork}})
 	if err != nil {
 		return err

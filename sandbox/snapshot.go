@@ -126,6 +126,16 @@ type FileChange struct {
 	Mode uint32     `json:"mode" doc:"Permission bits, in the later state."`
 }
 
+// The actions of a schedule.
+const (
+	ScheduleSnapshot = "snapshot"
+	ScheduleReset    = "reset"
+)
+
+// NewScheduleID returns a fresh random id: "sc" and 12 lowercase base32
+// characters.
+func NewScheduleID() string { return "sc" + randomName(idRandom) }
+
 // Schedule repeats an action on one sandbox.
 type Schedule struct {
 	ID        string     `json:"id"`

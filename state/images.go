@@ -223,7 +223,7 @@ func writeStatements() []string {
 func readStatements() []string {
 	return []string{
 		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
-		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots,
 		sqlVolumes, sqlVolumeUsers,
+		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots, sqlSchedules,
 	}
 }

@@ -80,3 +80,22 @@ func (c *Client) Diff(ctx context.Context, from, to string, limit int) (changes 
 	out, err := get[api.FileChanges](ctx, c, path("diff"), q)
 	return out.Items, out.More, err
 }
+
+// AddSchedule repeats a snapshot or a reset of a sandbox.
+func (c *Client) AddSchedule(ctx context.Context, ref string, req api.ScheduleRequest) (sandbox.Schedule, error) {
+	return post[sandbox.Schedule](ctx, c, at(ref, "schedules"), req, nil)
+}
+
+// Schedules lists the schedules of one sandbox, or with an empty ref all.
+func (c *Client) Schedules(ctx context.Context, ref string) ([]sandbox.Schedule, error) {
+	q := url.Values{}
+	set(q, "sandbox", ref)
+	list, err := get[api.ScheduleList](ctx, c, path("schedules"), q)
+	return list.Items, err
+}
+
+// RemoveSchedule ends a schedule; what it made stays.
+func (c *Client) RemoveSchedule(ctx context.Context, id string) error {
+	_, err := ask[struct{}](ctx, c, call{method: http.MethodDelete, path: path("schedules", id)})
+	return err
+}

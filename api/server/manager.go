@@ -57,6 +57,10 @@ type Snapshots interface {
 	// ResetPaths resets some paths while processes go on.
 	ResetPaths(ctx context.Context, ref string, paths []string, actor string) (sandbox.Sandbox, error)
 	History(ctx context.Context, ref string) (sandbox.History, error)
+	AddSchedule(ctx context.Context, ref string, s sandbox.Schedule) (sandbox.Schedule, error)
+	// Schedules lists those of one sandbox or, without a ref, all.
+	Schedules(ctx context.Context, ref string) ([]sandbox.Schedule, error)
+	RemoveSchedule(ctx context.Context, id string) error
 	// Diff calls emit in the order of the paths, and ends with its error.
 	Diff(ctx context.Context, from, to string, emit func(sandbox.FileChange) error) error
 }

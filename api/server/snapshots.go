@@ -36,6 +36,16 @@ type (
 		Target
 		Body *api.ResetRequest
 	}
+	scheduleInput struct {
+		Target
+		Body api.ScheduleRequest
+	}
+	scheduleListInput struct {
+		Sandbox string `query:"sandbox" maxLength:"63" doc:"Of this sandbox only."`
+	}
+	scheduleTarget struct {
+		ID string `path:"id" maxLength:"14" doc:"Of the schedule."`
+	}
 	diffInput struct {
 		From  string `query:"from" maxLength:"63" doc:"A snapshot; empty: what 'to' began with."`
 		To    string `query:"to" required:"true" maxLength:"63" doc:"A snapshot, or a living sandbox."`
@@ -84,6 +94,30 @@ func (s *server) snapshotRoutes() {
 		})
 	}
 	s.historyRoutes(tags)
+	s.scheduleRoutes()
+}
+
+func (s *server) scheduleRoutes() {
+	tags := []string{"schedules"}
+	register(s, huma.Operation{
+		OperationID: "create-schedule", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/schedules", DefaultStatus: http.StatusCreated,
+		Summary: "Repeat a snapshot or a reset of a sandbox", Tags: tags,
+	}, func(ctx context.Context, in *scheduleInput) (*result[sandbox.Schedule], error) {
+		b := in.Body
+		return wrap(s.m.AddSchedule(ctx, in.Ref, sandbox.Schedule{Action: b.Action, Cron: b.Cron, Keep: b.Keep, KeepFor: b.KeepFor, Force: b.Force}))
+	})
+	register(s, huma.Operation{
+		OperationID: "list-schedules", Method: http.MethodGet, Path: "/v1/schedules", Summary: "List schedules", Tags: tags,
+	}, func(ctx context.Context, in *scheduleListInput) (*result[api.ScheduleList], error) {
+		all, err := s.m.Schedules(ctx, in.Sandbox)
+		return wrap(api.ScheduleList{Items: orEmpty(all)}, err)
+	})
+	register(s, huma.Operation{
+		OperationID: "remove-schedule", Method: http.MethodDelete, Path: "/v1/schedules/{id}", DefaultStatus: http.StatusNoContent,
+		Summary: "End a schedule; what it made stays", Tags: tags,
+	}, func(ctx context.Context, in *scheduleTarget) (*empty, error) {
+		return &empty{}, s.m.RemoveSchedule(ctx, in.ID)
+	})
 }
 
 func (s *server) historyRoutes(tags []string) {

@@ -36,7 +36,6 @@ var mayImport = map[string][]string{
 	"bench/peer":            {"internal/seccomp"},
 	"bench/report":          {},
 	"internal/archtest":     {},
-	"internal/deps":         {},
 	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux"},
 	"internal/initproto":    {"sandbox"},
 	"internal/linux":        {},
@@ -81,6 +80,7 @@ var foreign = []struct {
 	{"github.com/moby/buildkit", []string{"build"}, "its Dockerfile parser, and no more of it"},
 	{"github.com/moby/patternmatcher", []string{"build/ignore"}, "one reading of .dockerignore"},
 	{"github.com/google/go-containerregistry", []string{"image", "cmd/sandbox"}, "one package talks to registries; the command line reads the user's credentials"},
+	{"github.com/robfig/cron", []string{"runtime"}, "schedules come due in one place"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
 

@@ -19,6 +19,7 @@ type Memory struct {
 	images    []sandbox.Image
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
+	schedules []sandbox.Schedule
 	events    []sandbox.Event
 	subs      map[chan struct{}]bool
 

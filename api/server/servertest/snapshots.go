@@ -129,3 +129,28 @@ func (m *Memory) Diff(ctx context.Context, _, to string, emit func(sandbox.FileC
 	}
 	return emit(sandbox.FileChange{Path: "/added", Kind: sandbox.FileAdded, Type: "file", Size: 1, Mode: 0o644})
 }
+
+// AddSchedule implements server.Manager; nothing ever runs.
+func (m *Memory) AddSchedule(ctx context.Context, ref string, s sandbox.Schedule) (sandbox.Schedule, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	s.ID, s.Sandbox, s.CreatedAt, s.NextAt = sandbox.NewScheduleID(), sb.ID, time.Now(), time.Now().Add(time.Hour)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.schedules = append(m.schedules, s)
+	return s, err
+}
+
+// Schedules implements server.Manager.
+func (m *Memory) Schedules(context.Context, string) ([]sandbox.Schedule, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.schedules), m.fail("Schedules")
+}
+
+// RemoveSchedule implements server.Manager.
+func (m *Memory) RemoveSchedule(_ context.Context, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.schedules = slices.DeleteFunc(m.schedules, func(s sandbox.Schedule) bool { return s.ID == id })
+	return m.fail("RemoveSchedule")
+}

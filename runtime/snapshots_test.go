@@ -1,0 +1,266 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+func (h *house) root(t *testing.T, id sandbox.ID) state.Root {
+	t.Helper()
+	r, err := h.db.RootOf(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func snap(t *testing.T, h *house, ref string) sandbox.Snapshot {
+	t.Helper()
+	s, err := h.Snapshot(t.Context(), ref, sandbox.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// layersAgree checks that the model's volume has exactly the upper layers
+// that something needs.
+func (h *house) layersAgree(t *testing.T) {
+	t.Helper()
+	h.collectSoon()
+	var have, want []string
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); <-time.After(2 * time.Millisecond) {
+		used, err := h.db.LayersInUse(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, _ = fakeRoots{h.k}.Layers()
+		upper := func(l string) bool {
+			return len(l) < len(rootfs.UpperPrefix) || l[:len(rootfs.UpperPrefix)] != rootfs.UpperPrefix
+		}
+		have, want = slices.DeleteFunc(have, upper), slices.DeleteFunc(used, upper)
+		slices.Sort(have)
+		slices.Sort(want)
+		if slices.Equal(have, want) {
+			return
+		}
+	}
+	t.Errorf("layers on the volume %v, needed %v", have, want)
+}
+
+// TestSnapshotSurvivesAKillAnywhere kills the daemon before and after every
+// step of a snapshot and of a rollback: afterwards it happened or it did not,
+// the sandbox lives, and nothing is left over.
+func TestSnapshotSurvivesAKillAnywhere(t *testing.T) {
+	for _, c := range []struct {
+		verb, status string
+		steps        []string
+	}{
+		{"snapshot", "running", []string{"guest.ping", "rootfs.freeze", "rootfs.upper", "rootfs.mount", "guest.configure"}},
+		{"snapshot", "stopped", []string{"rootfs.freeze", "rootfs.upper", "rootfs.sync"}},
+		{"rollback", "running", []string{"rootfs.discard", "rootfs.upper", "rootfs.furnish", "rootfs.mount", "guest.configure"}},
+		{"rollback", "stopped", []string{"rootfs.discard", "rootfs.upper"}},
+	} {
+		for _, step := range c.steps {
+			for _, after := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/%s/after=%v", c.verb, c.status, step, after), func(t *testing.T) {
+					k, dir := newKernel(t), t.TempDir()
+					h := open(t, k, dir)
+					sb := create(t, h, sandbox.Spec{Name: "dev"})
+					first := snap(t, h, "dev")
+					second := snap(t, h, "dev")
+					if c.status == "stopped" {
+						if _, err := h.Stop(t.Context(), "dev", ""); err != nil {
+							t.Fatal(err)
+						}
+					}
+					k.killAt(step, after)
+					killed := h
+					go func() { // and nobody hears of what it comes to
+						if c.verb == "snapshot" {
+							_, _ = killed.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "third"})
+						} else {
+							_, _ = killed.Rollback(t.Context(), "dev", string(first.ID), "")
+						}
+					}()
+					k.waitDead(t, step)
+					h.crash()
+					k.revive()
+					h = open(t, k, dir)
+					h.agree(t)
+					r := h.root(t, sb.ID)
+					third, terr := h.SnapshotOf(t.Context(), "third")
+					switch {
+					case r.Pending != nil:
+						t.Errorf("left pending: %+v", r.Pending)
+					case c.verb == "rollback" && !slices.Equal(r.Stack, first.Layers):
+						t.Errorf("it stands on %v, want %v", r.Stack, first.Layers)
+					case c.verb == "snapshot" && terr == nil && !slices.Equal(r.Stack, third.Layers):
+						t.Errorf("it stands on %v, the snapshot on %v", r.Stack, third.Layers)
+					case c.verb == "snapshot" && terr != nil && !slices.Equal(r.Stack, second.Layers):
+						t.Errorf("without a snapshot it stands on %v, want %v", r.Stack, second.Layers)
+					}
+					got := h.get(t, sb.ID)
+					if got.Status == sandbox.StatusStopped {
+						if _, err := h.Start(t.Context(), "dev", ""); err != nil {
+							t.Error(err)
+						}
+					} else if got.Status != sandbox.StatusRunning {
+						t.Errorf("it is %s (%s)", got.Status, got.Detail)
+					}
+					if _, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "fourth"}); err != nil {
+						t.Error(err)
+					}
+					h.agree(t)
+					h.layersAgree(t)
+				})
+			}
+		}
+	}
+}
+
+// TestSnapshotThatFailsChangesNothing: where a step before the switch of the
+// root fails, the sandbox runs on as it was.
+func TestSnapshotThatFailsChangesNothing(t *testing.T) {
+	for _, step := range []string{"guest.ping", "rootfs.freeze", "rootfs.upper", "rootfs.mount"} {
+		t.Run(step, func(t *testing.T) {
+			k := newKernel(t)
+			h := open(t, k, t.TempDir())
+			sb := create(t, h, sandbox.Spec{Name: "dev"})
+			before := h.root(t, sb.ID)
+			k.setFail(step, true)
+			if _, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "x"}); !errors.Is(err, errInjected) {
+				t.Fatalf("snapshot: %v", err)
+			}
+			k.setFail(step, false)
+			if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning || got.InitPID != sb.InitPID {
+				t.Errorf("it is %s with PID 1 %d", got.Status, got.InitPID)
+			}
+			if r := h.root(t, sb.ID); !slices.Equal(r.Stack, before.Stack) || r.Pending != nil {
+				t.Errorf("it stands on %+v", r)
+			}
+			if _, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "x"}); err != nil { // the name is free
+				t.Error(err)
+			}
+			h.agree(t)
+			h.layersAgree(t)
+		})
+	}
+}
+
+// TestLiveSnapshotHoldsTheWorkload: with a process at work the files are
+// copied while it is frozen, and it goes on whatever comes of that.
+func TestLiveSnapshotHoldsTheWorkload(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev"})
+	k.setLive(1)
+	before := h.root(t, sb.ID).Stack
+	s := snap(t, h, "dev")
+	if !s.Live || len(s.Layers) != len(before)+1 || !slices.Equal(h.root(t, sb.ID).Stack, before) {
+		t.Errorf("snapshot %+v of %v", s, before)
+	}
+	for _, step := range []string{"cgroup.freeze", "rootfs.copy"} {
+		k.setFail(step, true)
+		if _, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "x"}); !errors.Is(err, errInjected) {
+			t.Errorf("with %s failing: %v", step, err)
+		}
+		k.setFail(step, false)
+		if k.isFrozen(sb.ID) {
+			t.Errorf("with %s failing, the workload stays frozen", step)
+		}
+	}
+	h.layersAgree(t)
+}
+
+// TestSnapshotsThatWereNotOnDisk are gone after the host restarted; durable
+// ones stay.
+func TestSnapshotsThatWereNotOnDisk(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	create(t, h, sandbox.Spec{Name: "dev"})
+	durable, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Sync: true})
+	if err != nil || !durable.Durable {
+		t.Fatalf("%+v, %v", durable, err)
+	}
+	k.setFail("rootfs.sync", true)
+	lost := snap(t, h, "dev")
+	h.crash()
+	k.setFail("rootfs.sync", false)
+	h = open(t, k, dir)
+	if _, err := h.SnapshotOf(t.Context(), string(lost.ID)); err != nil {
+		t.Errorf("after a kill of the daemon: %v", err)
+	}
+	h.crash()
+	sqlDo(t, dir, `UPDATE snapshots SET boot_id = 'boot-0' WHERE boot_id <> ''`)
+	h = open(t, k, dir)
+	if _, err := h.SnapshotOf(t.Context(), string(lost.ID)); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("after a power cut: %v", err)
+	}
+	if _, err := h.SnapshotOf(t.Context(), string(durable.ID)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFlattenedStack: a deep stack becomes a short one with the next change
+// of root, and what needs the old layers keeps them.
+func TestFlattenedStack(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev"})
+	first := snap(t, h, "dev")
+	for range flattenAt {
+		snap(t, h, "dev")
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		snap(t, h, "dev")
+		if len(h.root(t, sb.ID).Stack) < flattenAt {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still %d layers", len(h.root(t, sb.ID).Stack))
+		}
+	}
+	again, err := h.SnapshotOf(t.Context(), string(first.ID))
+	if err != nil || !slices.Equal(again.Layers, first.Layers) {
+		t.Errorf("the first snapshot stands on %v, %v", again.Layers, err)
+	}
+	if _, err := h.Rollback(t.Context(), "dev", string(first.ID), ""); err != nil {
+		t.Error(err)
+	}
+	h.layersAgree(t)
+}
+
+func TestForkOfARemovedSnapshot(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	create(t, h, sandbox.Spec{Name: "dev"})
+	s := snap(t, h, "dev")
+	made, err := h.Fork(t.Context(), string(s.ID), sandbox.ForkRequest{Count: 2, Name: "f"})
+	if err != nil || len(made) != 2 || made[0].Sandbox == nil || made[0].Sandbox.Spec.Name != "f-1" || made[0].Sandbox.Spec.Snapshot != s.ID {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	if _, err := h.RemoveSnapshot(t.Context(), string(s.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Fork(t.Context(), string(s.ID), sandbox.ForkRequest{}); sandbox.CodeOf(err) != "snapshot_not_found" {
+		t.Errorf("fork of a removed one: %v", err)
+	}
+	if _, err := h.Reset(t.Context(), "f-1", ""); err != nil { // it keeps what it began with
+		t.Error(err)
+	}
+	h.layersAgree(t)
+	if _, err := h.Fork(t.Context(), "dev", sandbox.ForkRequest{Count: 9, NeedsAll: true}); !errors.Is(err, sandbox.ErrExhausted) {
+		t.Errorf("more forks than slots: %v", err)
+	}
+	h.agree(t)
+	if page, err := h.List(t.Context(), sandbox.Filter{}); err != nil || len(page.Items) != 3 {
+		t.Errorf("%d sandboxes, %v", len(page.Items), err)
+	}
+}
