@@ -148,3 +148,39 @@ func BenchmarkUpperStamp(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkDiff compares a sandbox that changed 100 files with the stack of 64
+// layers and 10,000 files it was begun from.
+func BenchmarkDiff(b *testing.B) {
+	s := openXFS(b, 4<<30)
+	img := fakeLayers(b, s, 63)
+	big := create(b, s)
+	fillUpper(b, s, big, benchFiles, 100)
+	stack := append(img.Layers, freeze(b, s, big))
+	id := create(b, s)
+	fillUpper(b, s, id, 100, 200)
+	for b.Loop() {
+		if got := len(diffOf(b, s, stack, stack, id)); got != 100 {
+			b.Fatalf("%d changes", got)
+		}
+	}
+}
+
+// BenchmarkFlatten merges 16 layers of 500 files each.
+func BenchmarkFlatten(b *testing.B) {
+	s := openXFS(b, 4<<30)
+	var layers []string
+	for range 16 {
+		id := create(b, s)
+		fillUpper(b, s, id, 500, 10_000)
+		layers = append(layers, freeze(b, s, id))
+	}
+	if err := s.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := s.Flatten(b.Context(), layers); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -151,6 +151,50 @@ func slicesReplace(lines []string, prefix, with string) []string {
 	return out
 }
 
+// TestCopyUpperLive copies the upper of a sandbox that goes on afterwards, with
+// everything it wrote still in memory.
+func TestCopyUpperLive(t *testing.T) {
+	for name, open := range map[string]func(testing.TB) *Store{
+		"plain": openTest,
+		"xfs":   func(t testing.TB) *Store { return openXFS(t, 400<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t)
+			img := importTest(t, s, tarEntry{name: "d/old", data: "old"}, tarEntry{name: "dir/sub/f", data: "deep"}, tarEntry{name: "gone"})
+			in := startInside(t, testBase)
+			id := create(t, s)
+			in.keep(t, mountTest(t, s, in, id, img))
+			long := strings.Repeat("long", 5000)
+			for _, c := range [][]string{{"write", "/d/old", long}, {"write", "/new", "1"}, {"rename", "/dir", "/moved"}, {"remove", "/gone"}} {
+				if got := in.kept(t, c[0], c[1:]...); got != "ok" {
+					t.Fatalf("%q: %s", c, got)
+				}
+			}
+			layer := NewUpperLayer()
+			if err := s.CopyUpper(t.Context(), id, layer); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range [][]string{{"write", "/d/old", "later"}, {"remove", "/moved"}, {"write", "/gone", "again"}} {
+				if got := in.kept(t, c[0], c[1:]...); got != "ok" {
+					t.Fatalf("afterwards, %q: %s", c, got)
+				}
+			}
+			fork := img
+			fork.Layers = append(fork.Layers[:1:1], layer)
+			forked := startInside(t, testBase+65536)
+			forked.keep(t, mountTest(t, s, forked, create(t, s), fork))
+			for path, want := range map[string]string{"/d/old": long, "/new": "1", "/moved/sub/f": "deep", "/gone": "errno ENOENT", "/dir/sub/f": "errno ENOENT"} {
+				if got := forked.kept(t, "read", path); got != want {
+					t.Errorf("the fork reads %s as %.20q, want %.20q", path, got, want)
+				}
+			}
+			if got := in.kept(t, "read", "/d/old"); got != "later" {
+				t.Errorf("the original reads %.20q", got)
+			}
+		})
+	}
+}
+
 // TestCopyHoles: holes stay holes, wherever they lie.
 func TestCopyHoles(t *testing.T) {
 	for name, open := range map[string]func(testing.TB) *Store{
@@ -288,6 +332,21 @@ func TestCopyUpperFails(t *testing.T) {
 	if err := s.CopyUpper(ctx, id, layer); !errors.Is(err, context.Canceled) || s.HasLayer(layer) {
 		t.Errorf("cancelled: %v", err)
 	}
+	more := create(t, s)
+	fillUpper(t, s, more, 5000, 100)
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	copied := make(chan error, 1)
+	go func() { copied <- s.CopyUpper(ctx, more, layer) }()
+	testenv.Eventually(t, 30*time.Second, "a copy under way", func() bool {
+		staged, err := filepath.Glob(s.vol.path(stagingDir, "*", "upper", "d*", "f*"))
+		return err != nil || len(staged) > 0
+	})
+	cancel()
+	if err := <-copied; !errors.Is(err, context.Canceled) || s.HasLayer(layer) {
+		t.Errorf("cancelled on its way: %v", err)
+	}
+	testenv.Eventually(t, 30*time.Second, "nothing left", func() bool { return trashEmpty(t, s) })
 	if err := s.CopyUpper(t.Context(), sandbox.NewID(), layer); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("without an upper: %v", err)
 	}
