@@ -132,8 +132,8 @@ var badMarks = []layerCase{
 	{name: "opaque that is a directory", entries: []tarEntry{{name: "d/.wh..wh..opq/", kind: tar.TypeDir}, {name: "d/.wh..wh..opq/x", data: "x"}}, want: map[string]string{"d": "dir 755"}},
 	{name: "opaque root", entries: []tarEntry{{name: ".wh..wh..opq"}}, want: map[string]string{".": "dir 755"}},
 	{name: "deletes in what is opaque", entries: []tarEntry{{name: "d/.wh.n"}, {name: "d/.wh..wh..opq"}, {name: "d/s/.wh.n"}, {name: "d/s/x"}}, want: map[string]string{"d": "dir 755 s", "d/s": "dir 755 x"}},
-	// No overlay looks for deletions in a directory that only one layer has.
-	{name: "deletes in what is not there", entries: []tarEntry{{name: "new/deep/.wh.x"}}, want: map[string]string{"new": "dir 755 deep", "new/deep/x": "none"}},
+	{name: "deletes in what is not there", entries: []tarEntry{{name: "new/deep/.wh.x"}}, want: map[string]string{"new": "dir 755 deep", "new/deep": "dir 755"}},
+	{name: "deletes in what was a file or a link", entries: []tarEntry{{name: "f/deep/.wh.x"}, {name: "dl/.wh.low"}, {name: "dl/y"}}, want: map[string]string{"f": "dir 755 deep", "f/deep": "dir 755", "dl": "dir 755 y", "d": "dir 755 low sub"}},
 	{name: "deletes proc", entries: []tarEntry{{name: ".wh.proc"}}, want: map[string]string{"proc": "none"}}, // and Mount refuses: TestSkeleton
 	{name: "overlay's own mark", entries: []tarEntry{{name: "f", kind: tar.TypeChar}, {name: "d", kind: tar.TypeChar, mode: 0}}, want: map[string]string{"f": "file 644 low", "d": "dir 755 low sub"}},
 }

@@ -24,6 +24,9 @@ type LayerInfo struct {
 	Size    int64     `json:"size_bytes"` // of the regular files
 	Files   int64     `json:"files"`
 	Created time.Time `json:"created_at"`
+
+	// Directories in which the layer deletes something; see withMates.
+	Deletes []string `json:"deletes_in,omitempty"`
 }
 
 // A layer's name says what it is, and where below layersDir it lies.

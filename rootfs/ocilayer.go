@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -80,7 +81,7 @@ func unpackLayer(ctx context.Context, root *os.File, diffID string, r io.Reader,
 	if u.layer.devices > 0 || u.layer.dropped > 0 {
 		slog.Info("layer import left things out", "layer", diffID, "device_nodes", u.layer.devices, "extended_attributes", u.layer.dropped)
 	}
-	return LayerInfo{Digest: diffID, Size: u.size, Files: u.kept, Created: time.Now().UTC()}, nil
+	return LayerInfo{Digest: diffID, Size: u.size, Files: u.kept, Created: time.Now().UTC(), Deletes: u.layer.deletes}, nil
 }
 
 // layerState is what an unpacker keeps of a layer: nothing that grows with
@@ -90,7 +91,16 @@ type layerState struct {
 	acl     bool  // some directory hands an ACL down to what is made in it
 	devices int64 // left out
 	dropped int64 // extended attributes left out
+
+	deletes   []string // directories with whiteouts, up to a bound
+	deletesSz int
 }
+
+// Bounds of what is remembered of directories with whiteouts.
+const (
+	maxDeletes    = 64 << 10 // bytes of names together
+	maxDeletePath = 1 << 10
+)
 
 // Marks that the name of an entry can be, with what they begin.
 const (
@@ -384,10 +394,19 @@ func (u *unpacker) finishLayer(ctx context.Context) error {
 		return err
 	}
 	defer top.Close()
-	return u.finishDir(ctx, top, false)
+	if err := u.finishDir(ctx, top, "", false); err != nil {
+		return err
+	}
+	for _, d := range u.layer.deletes {
+		if err := os.MkdirAll(filepath.Join(filepath.Dir(u.root.Name()), mateDir, d), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (u *unpacker) finishDir(ctx context.Context, dir *os.File, opaque bool) error {
+func (u *unpacker) finishDir(ctx context.Context, dir *os.File, path string, opaque bool) error {
+	deletes := false
 	if !opaque {
 		mark, err := getXattr(int(dir.Fd()), overlayOpaque)
 		if err != nil {
@@ -401,7 +420,9 @@ func (u *unpacker) finishDir(ctx context.Context, dir *os.File, opaque bool) err
 		}
 		ents, err := dir.ReadDir(timesBatch)
 		for _, e := range ents {
-			if err := u.finishEntry(ctx, dir, e, opaque); err != nil {
+			// The only devices there are.
+			deletes = deletes || e.Type()&os.ModeCharDevice != 0
+			if err := u.finishEntry(ctx, dir, e, join(path, e.Name()), opaque); err != nil {
 				return err
 			}
 		}
@@ -411,6 +432,10 @@ func (u *unpacker) finishDir(ctx context.Context, dir *os.File, opaque bool) err
 		if err != nil {
 			return err
 		}
+	}
+	if deletes && !opaque && path != "" && len(path) <= maxDeletePath && u.layer.deletesSz+len(path) <= maxDeletes {
+		u.layer.deletes = append(u.layer.deletes, path)
+		u.layer.deletesSz += len(path)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -423,7 +448,7 @@ func (u *unpacker) finishDir(ctx context.Context, dir *os.File, opaque bool) err
 	return nil
 }
 
-func (u *unpacker) finishEntry(ctx context.Context, dir *os.File, e os.DirEntry, opaque bool) error {
+func (u *unpacker) finishEntry(ctx context.Context, dir *os.File, e os.DirEntry, path string, opaque bool) error {
 	switch {
 	case e.IsDir():
 		sub, err := openDirAt(dir, e.Name())
@@ -431,8 +456,8 @@ func (u *unpacker) finishEntry(ctx context.Context, dir *os.File, e os.DirEntry,
 			return err
 		}
 		defer sub.Close()
-		return u.finishDir(ctx, sub, opaque)
-	case opaque && e.Type()&os.ModeCharDevice != 0: // the only ones there are
+		return u.finishDir(ctx, sub, path, opaque)
+	case opaque && e.Type()&os.ModeCharDevice != 0:
 		return u.clear(int(dir.Fd()), e.Name(), e.Name())
 	}
 	return nil

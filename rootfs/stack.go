@@ -45,6 +45,8 @@ func (s *Store) makeSkeleton() error {
 type layerFacts struct {
 	opaque bool         // its root hides all below, which overlay does not heed in a root
 	points []pointState // by index of mountPoints
+
+	deletes []string // directories with whiteouts
 }
 
 type pointState int
@@ -85,6 +87,13 @@ func (s *Store) factsOf(lower string) (layerFacts, error) {
 		default:
 			f.points[i] = pointOther
 		}
+	}
+	if dir, base := filepath.Split(lower); base == "root" { // not an upper
+		info, err := s.layer(filepath.Base(dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return f, err
+		}
+		f.deletes = info.Deletes
 	}
 	s.facts.Store(lower, f)
 	return f, nil
@@ -143,7 +152,9 @@ func (s *Store) planRoot(id sandbox.ID, layers []string) (overlayPlan, error) {
 	if err != nil {
 		return p, err
 	}
-	p.lowers = p.lowers[:n]
+	if p.lowers, err = s.withMates(p.lowers[:n], facts[:n]); err != nil {
+		return p, err
+	}
 	if skeleton {
 		p.lowers = append(p.lowers, skeletonRoot)
 	}
@@ -164,9 +175,10 @@ func (s *Store) planView(stack []string, above ...string) (overlayPlan, error) {
 		}
 		p.lowers = append(p.lowers, below.lowers...)
 	}
+	facts := make([]layerFacts, len(above), len(p.lowers)) // none of uppers: they change, and no root of one is opaque
 	for i, l := range p.lowers {
 		if i < len(above) {
-			continue // an upper: it changes, and no root of one is opaque
+			continue
 		}
 		f, err := s.factsOf(l)
 		if errors.Is(err, os.ErrNotExist) {
@@ -175,10 +187,15 @@ func (s *Store) planView(stack []string, above ...string) (overlayPlan, error) {
 		if err != nil {
 			return p, fmt.Errorf("rootfs: look at %s: %w", l, err)
 		}
+		facts = append(facts, f)
 		if f.opaque {
 			p.lowers = p.lowers[:i+1]
 			break
 		}
+	}
+	var err error
+	if p.lowers, err = s.withMates(p.lowers, facts); err != nil {
+		return p, err
 	}
 	if len(p.lowers) < 2 {
 		p.lowers = append(p.lowers, emptyLower)

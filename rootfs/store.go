@@ -47,8 +47,9 @@ type Store struct {
 
 	facts sync.Map // layerFacts by a layer's directory
 
-	mu   sync.Mutex // guards host
-	host hostView
+	mu    sync.Mutex          // guards the rest
+	mated map[string][]string // stacks with their mates, by those without
+	host  hostView
 
 	closing sync.Once
 	closed  error // by closing

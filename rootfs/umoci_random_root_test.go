@@ -35,10 +35,9 @@ type randomLayers struct {
 
 func (g *randomLayers) layer() []tarEntry {
 	g.entries, g.late, g.here, g.files = nil, nil, map[string]byte{}, nil
-	before := maps.Clone(g.tree)
-	g.dir(".", before)
+	g.dir(".")
 	for range 3 + g.rnd.IntN(25) {
-		g.step(before)
+		g.step()
 	}
 	return append(g.entries, g.late...)
 }
@@ -70,11 +69,11 @@ func (g *randomLayers) remove(name string) {
 }
 
 // dir names a directory and those above it, unless this layer has.
-func (g *randomLayers) dir(name string, before map[string]bool) bool {
+func (g *randomLayers) dir(name string) bool {
 	if kind, ok := g.here[name]; ok {
 		return kind == tar.TypeDir
 	}
-	if name != "." && !g.dir(path.Dir(name), before) {
+	if name != "." && !g.dir(path.Dir(name)) {
 		return false
 	}
 	g.add(name, tarEntry{name: name + "/", kind: tar.TypeDir})
@@ -87,29 +86,25 @@ func (g *randomLayers) dir(name string, before map[string]bool) bool {
 		}
 		g.remove(name)
 		g.tree[name] = true
-		maps.DeleteFunc(before, func(n string, _ bool) bool { return strings.HasPrefix(n, name+"/") })
 	}
 	return true
 }
 
-func (g *randomLayers) step(before map[string]bool) {
+func (g *randomLayers) step() {
 	name := ""
 	for range 1 + g.rnd.IntN(4) {
 		name = path.Join(name, string(rune('a'+g.rnd.IntN(4))))
 	}
-	if _, ok := g.here[name]; ok || !g.dir(path.Dir(name), before) {
+	if _, ok := g.here[name]; ok || !g.dir(path.Dir(name)) {
 		return
 	}
 	switch g.rnd.IntN(8) {
 	case 0, 1:
-		// Only what is there is deleted: see SECURITY.md.
-		if _, there := before[name]; there && before[path.Dir(name)] {
-			g.entries = append(g.entries, tarEntry{name: path.Join(path.Dir(name), whiteoutName+path.Base(name))})
-			g.here[name] = 'w'
-			g.remove(name)
-		}
+		g.entries = append(g.entries, tarEntry{name: path.Join(path.Dir(name), whiteoutName+path.Base(name))})
+		g.here[name] = 'w'
+		g.remove(name)
 	case 2:
-		g.dir(name, before)
+		g.dir(name)
 	case 3:
 		g.add(name, tarEntry{name: name, kind: tar.TypeSymlink, link: path.Join(strings.Repeat("../", g.rnd.IntN(3)), "a/b")})
 		g.files = append(g.files, name)
