@@ -54,7 +54,7 @@ func (t *Tree) choose(o *copyOp) ([]selection, error) {
 		}
 	}
 	for _, in := range o.inlines {
-		e := &entry{name: in.name, kind: file, mode: 0o644, size: int64(len(in.data)), offset: -1, modified: time.Unix(0, 0)}
+		e := &entry{name: in.name, kind: file, mode: 0o644, size: int64(len(in.data)), inline: true, data: in.data, modified: time.Unix(0, 0)}
 		all = append(all, selection{base: in.name, top: e, all: []picked{{"", e}}})
 	}
 	return all, nil
@@ -94,8 +94,7 @@ func (t *Tree) selection(name string, top *entry, exclude []string) (*selection,
 type placed struct {
 	to    string // absolute
 	entry *entry
-	data  string // of an inline file, whose entry has no offset
-	made  bool   // a directory that only has to be there
+	made  bool // a directory that only has to be there
 }
 
 // plan says where each file goes, by Docker's rules: a directory's content
@@ -108,18 +107,8 @@ func (o *copyOp) plan(chosen []selection, isDir bool) ([]placed, error) {
 	}
 	dest := path.Clean(o.dest)
 	into := isDir || strings.HasSuffix(o.dest, "/")
-	files := 0
-	for _, s := range chosen {
-		if s.top.kind != dir {
-			files++
-		}
-	}
-	if files > 1 && !into {
-		return nil, fmt.Errorf("%d files match: the destination must be a directory and end with /", files)
-	}
-	inlines := map[*entry]string{}
-	for i, in := range o.inlines { // they are the last ones chosen
-		inlines[chosen[len(chosen)-len(o.inlines)+i].top] = in.data
+	if err := o.check(chosen, isDir); err != nil {
+		return nil, err
 	}
 	var out []placed
 	if into && dest != "/" {
@@ -142,9 +131,23 @@ func (o *copyOp) plan(chosen []selection, isDir bool) ([]placed, error) {
 		if to == "/" {
 			return nil, fmt.Errorf("a file cannot be copied to /: name a directory with / at the end, or a file")
 		}
-		out = append(out, placed{to: to, entry: s.top, data: inlines[s.top]})
+		out = append(out, placed{to: to, entry: s.top})
 	}
 	return out, nil
+}
+
+// check refuses several files for one name.
+func (o *copyOp) check(chosen []selection, isDir bool) error {
+	files := 0
+	for _, s := range chosen {
+		if s.top.kind != dir {
+			files++
+		}
+	}
+	if files > 1 && !isDir && !strings.HasSuffix(o.dest, "/") {
+		return fmt.Errorf("%d files match: the destination must be a directory and end with /", files)
+	}
+	return nil
 }
 
 // owner is who gets what is copied.
@@ -213,11 +216,7 @@ func (a *archiver) entry(p placed) error {
 		h.Typeflag, h.Linkname = tar.TypeSymlink, e.link
 	default:
 		h.Typeflag, h.Size = tar.TypeReg, e.size
-		if e.offset < 0 {
-			content = strings.NewReader(p.data)
-		} else {
-			content = a.tree.content(e)
-		}
+		content = a.tree.content(e)
 	}
 	if err := a.tw.WriteHeader(h); err != nil {
 		return fmt.Errorf("archiving %.200q: %w", name, err)

@@ -49,6 +49,8 @@ type entry struct {
 	sum      [sha256.Size]byte
 	modified time.Time
 	implied  bool // a directory nobody described
+	inline   bool // its content is data, and not in the spool
+	data     string
 }
 
 type kind byte
@@ -242,7 +244,10 @@ func (t *Tree) seal() {
 }
 
 // content is a file's content.
-func (t *Tree) content(e *entry) *io.SectionReader {
+func (t *Tree) content(e *entry) io.Reader {
+	if e.inline {
+		return strings.NewReader(e.data)
+	}
 	return io.NewSectionReader(t.spool, e.offset, e.size)
 }
 

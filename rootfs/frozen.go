@@ -139,11 +139,19 @@ func (s *Store) projectUsage(dir string) (bytes, inodes uint64, known bool, err 
 // beside it: XFS lets nothing be renamed into another quota project.
 func writeRecord(path string, info upperInfo) error {
 	b, err := json.Marshal(info)
-	if err == nil {
-		err = os.WriteFile(path+".new", b, 0o600)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // several may count at the same time
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return err
 }

@@ -115,7 +115,7 @@ type intention struct {
 
 // plan completes and checks a request.
 func (m *Manager) plan(ctx context.Context, req sandbox.CreateRequest) (intention, error) {
-	spec, image, err := m.complete(ctx, req.Spec)
+	spec, image, err := m.complete(ctx, req.Spec, req.Base)
 	if err == nil {
 		err = m.checkMounts(ctx, spec.Volumes, req.Actor)
 	}

@@ -71,6 +71,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		g.Go(func() error { m.settle(ctx, f); return nil })
 	}
 	_ = g.Wait()
+	m.removeBuilds(rows)
 	m.tidyUp(ctx, rows)
 	m.spawn(m.pruneForever)
 	m.spawn(m.keepSchedules)
@@ -220,6 +221,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 		"forget lost snapshots":       m.forgetLost(ctx),
 		"put the volumes in order":    m.recoverVolumes(ctx),
 		"forget old schedules":        m.state.DropSchedules(ctx, ""),
+		"forget old steps of builds":  m.pruneBuilds(ctx),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
 	} {

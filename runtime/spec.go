@@ -17,12 +17,12 @@ import (
 )
 
 // complete fills the defaults in and checks the spec against the host.
-func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spec, sandbox.Image, error) {
+func (m *Manager) complete(ctx context.Context, asked sandbox.Spec, base *sandbox.Image) (sandbox.Spec, sandbox.Image, error) {
 	if err := asked.Validate(); err != nil {
 		return asked, sandbox.Image{}, err
 	}
 	s := asked.Clone()
-	image, err := m.madeOf(ctx, &s)
+	image, err := m.madeOf(ctx, &s, base)
 	if err != nil {
 		return s, image, err
 	}
@@ -49,8 +49,12 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec) (sandbox.Spe
 	return s, image, nil
 }
 
-// madeOf is what a sandbox will be made of: an image, or a snapshot's layers.
-func (m *Manager) madeOf(ctx context.Context, s *sandbox.Spec) (sandbox.Image, error) {
+// madeOf is what a sandbox will be made of: base, an image, or a snapshot's
+// layers.
+func (m *Manager) madeOf(ctx context.Context, s *sandbox.Spec, base *sandbox.Image) (sandbox.Image, error) {
+	if base != nil {
+		return *base, nil
+	}
 	if s.Snapshot != "" {
 		return m.imageOfSnapshot(ctx, s)
 	}

@@ -7,6 +7,9 @@ type CreateRequest struct {
 	// sandbox the first one made. The same key with another spec is a conflict.
 	IdempotencyKey string
 	Actor          string // who asks: uid:0, daemon, …
+	// Base, when not nil, is what it is made of, in place of the spec's image:
+	// an image that needs no name. For the daemon's own builds.
+	Base *Image
 }
 
 // Filter chooses sandboxes from a list. Its zero value means the first page

@@ -63,15 +63,19 @@ func (d *DB) BuildSteps(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// PruneBuildSteps forgets steps not used since before, and of the others the
+// PruneBuildSteps forgets steps not used since before (zero: any age is young enough), and of the others the
 // least lately used beyond keep. It returns how many went; their layers go
 // when nothing else needs them.
 func (d *DB) PruneBuildSteps(ctx context.Context, before time.Time, keep int) (gone int, err error) {
+	since := int64(0)
+	if !before.IsZero() {
+		since = before.UnixNano()
+	}
 	err = d.write(ctx, func(t *tx) error {
 		if err := t.mustLast(); err != nil {
 			return err
 		}
-		res, err := t.exec(sqlPruneSteps, before.UnixNano(), max(keep, 0))
+		res, err := t.exec(sqlPruneSteps, since, max(keep, 0))
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ type Manager interface {
 	Snapshots
 	Processes
 	Images
+	Builds
 	Volumes
 	Events
 	// Files returns the file work of a running sandbox.

@@ -69,6 +69,7 @@ func (s *server) routes() {
 	s.fileRoutes()
 	s.archiveRoutes()
 	s.imageRoutes()
+	s.buildRoutes()
 	s.volumeRoutes()
 	s.eventRoutes()
 }

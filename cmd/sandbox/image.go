@@ -15,7 +15,7 @@ read-only; others come from registries, archives and OCI layouts, or are built.
 Names are local, or say where an image came from. A short name means what docker
 means by it where no image has it as it is: alpine is docker.io/library/alpine:latest.`,
 	}
-	cmd.AddCommand(c.imagePullCmd(), c.imagePushCmd(), c.imageImportCmd(), c.imageExportCmd(), c.imageLsCmd(), c.imageInspectCmd(),
+	cmd.AddCommand(c.imageBuildCmd(), c.imagePullCmd(), c.imagePushCmd(), c.imageImportCmd(), c.imageExportCmd(), c.imageLsCmd(), c.imageInspectCmd(),
 		c.imageTagCmd(), c.imageRmCmd(), c.imagePruneCmd())
 	return cmd
 }

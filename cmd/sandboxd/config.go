@@ -36,6 +36,7 @@ type config struct {
 	Volume      volumeConfig  `yaml:"volume"`
 	Network     networkConfig `yaml:"network"`
 	Pool        poolConfig    `yaml:"pool"`
+	Build       buildConfig   `yaml:"build"`
 	Image       string        `yaml:"default_image"`
 	Defaults    limitConfig   `yaml:"default_limits"`
 	TTL         duration      `yaml:"default_ttl"`
@@ -61,6 +62,14 @@ type networkConfig struct {
 type poolConfig struct {
 	Size     int     `yaml:"size"`
 	CPUShare float64 `yaml:"cpu_share"` // of one processor, for refilling
+}
+
+// buildConfig is about builds of images.
+type buildConfig struct {
+	AtOnce     int      `yaml:"at_once"`
+	TimeLimit  duration `yaml:"time_limit"`
+	ContextMax size     `yaml:"context_max"`
+	MaxFiles   int      `yaml:"context_max_files"`
 }
 
 type limitConfig struct {
@@ -115,6 +124,7 @@ func builtinConfig() config {
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
 		Pool:    poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
+		Build:   buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 500000},
 		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
 		Image:   "host", ImageCache: 4 << 30,
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
@@ -187,6 +197,9 @@ func (c config) check() error {
 	}
 	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 || c.ImageCache < 0 {
 		bad("sizes and counts must not be negative")
+	}
+	if b := c.Build; b.AtOnce < 1 || b.AtOnce > 64 || b.TimeLimit <= 0 || b.ContextMax < 1<<20 || b.MaxFiles < 1 || b.MaxFiles > 5000000 {
+		bad("build: use 1 to 64 at_once, a time_limit, a context_max of 1m or more and 1 to 5000000 context_max_files")
 	}
 	if err := c.limits().Validate(); err != nil {
 		bad("default_limits: %w", err)

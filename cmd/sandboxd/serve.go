@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/build"
 	"github.com/sandboxd/sandboxd/cgroup"
 	"github.com/sandboxd/sandboxd/cmd/sandboxd/initbin"
 	"github.com/sandboxd/sandboxd/internal/initd"
@@ -39,6 +41,9 @@ var (
 	_ runtime.Roots   = (*rootfs.Store)(nil)
 	_ runtime.Shells  = (*launch.Launcher)(nil)
 	_ server.Manager  = (*service)(nil)
+	_ build.Sandboxes = (*runtime.Manager)(nil)
+	_ build.Images    = (*runtime.Manager)(nil)
+	_ build.Cache     = (*runtime.Manager)(nil)
 )
 
 // shutdownTimeout bounds an orderly end; systemd waits longer.
@@ -47,12 +52,18 @@ const shutdownTimeout = 20 * time.Second
 // service is the manager and the doctor as one object for the API.
 type service struct {
 	*runtime.Manager
-	doctor *doctor
+	doctor  *doctor
+	builder *build.Builder
 }
 
 // Sandbox is what people see of a sandbox: its counters are those of now.
 func (s *service) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	return s.Inspect(ctx, ref)
+}
+
+// Build makes an image of a Dockerfile.
+func (s *service) Build(ctx context.Context, req sandbox.BuildRequest, files io.Reader, tell func(sandbox.BuildEvent) error) (sandbox.Image, error) {
+	return s.builder.Build(ctx, req, files, tell)
 }
 
 // Doctor checks the host.
@@ -79,7 +90,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
-	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts)}, Log: log, Version: version})
+	builder, err := newBuilder(c, m, log)
+	if err != nil {
+		return err
+	}
+	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts), builder}, Log: log, Version: version})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)
 	}
@@ -209,6 +224,14 @@ func freshNetModes() (modes string, err error) {
 		return err
 	})
 	return modes, err
+}
+
+// newBuilder makes what builds images in the manager's sandboxes.
+func newBuilder(c config, m *runtime.Manager, log *slog.Logger) (*build.Builder, error) {
+	return build.New(build.Config{
+		Dir: filepath.Join(c.StateDir, "builds"), Sandboxes: m, Images: m, Cache: m, Log: log, AtOnce: c.Build.AtOnce,
+		ContextBytes: int64(c.Build.ContextMax), ContextFiles: c.Build.MaxFiles, TimeLimit: time.Duration(c.Build.TimeLimit),
+	})
 }
 
 // warnUnenforced says loudly which limits this host will not keep.

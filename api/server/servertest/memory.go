@@ -17,6 +17,7 @@ type Memory struct {
 	boxes     []*box // in order of creation
 	keys      map[string]*box
 	images    []sandbox.Image
+	steps     int                // of builds
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
 	schedules []sandbox.Schedule
