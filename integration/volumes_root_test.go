@@ -262,13 +262,25 @@ func TestVolumeMountPointIsALink(t *testing.T) {
 		s.Image = "links"
 		d.create(t, s)
 	}
+	// One sandbox puts a link where another, which shares the volume, mounts
+	// a second volume.
+	d.volume(t, sandbox.VolumeRequest{Name: "w"})
+	first := d.create(t, mounts("v:/v"))
+	d.sh(t, string(first.ID), "ln -s /etc /v/sub && mkdir /v/dir")
+	_, err := d.Create(t.Context(), mounts("v:/v", "w:/v/sub"), "")
+	wantCode(t, "mount on another's link", err, "mount_point")
+	d.create(t, mounts("v:/v", "w:/v/dir"))
+	_, err = d.Create(t.Context(), mounts("v:/v:ro", "w:/v/none"), "")
+	wantCode(t, "make a place in what is read-only", err, "mount_point")
+	d.create(t, mounts("v:/v:ro", "w:/v/dir"))
+
 	// A sandbox moves the way to its mount aside and puts a link there.
 	sb := d.create(t, mounts("v:/way/to/v"))
 	d.sh(t, string(sb.ID), "mv /way /away && ln -s /etc /way && mkdir -p /etc/to/v && test -d /away/to/v")
 	if _, err := d.Stop(t.Context(), string(sb.ID)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := d.Start(t.Context(), string(sb.ID))
+	_, err = d.Start(t.Context(), string(sb.ID))
 	wantCode(t, "start over a link", err, "mount_point")
 	if sb, err := d.Sandbox(t.Context(), string(sb.ID)); err != nil || sb.Status != sandbox.StatusStopped {
 		t.Errorf("it is %s, %v: its files must not be lost", sb.Status, err)

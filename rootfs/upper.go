@@ -228,7 +228,7 @@ func projectOf(dir string) (uint32, error) {
 // spaceError gives a full disk its class.
 func spaceError(what string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return sandbox.Errorf(sandbox.ErrExhausted, "volume_full", "the volume is full (%s): remove sandboxes or images, or make it larger: %w", what, err)
+		return sandbox.Errorf(sandbox.ErrExhausted, "volume_full", "the disk of the state directory is full (%s): remove sandboxes, images or volumes, or make it larger: %w", what, err)
 	}
 	return fmt.Errorf("rootfs: %s: %w", what, err)
 }

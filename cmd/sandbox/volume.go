@@ -149,7 +149,7 @@ func (c *cli) volumeLsCmd() *cobra.Command {
 }
 
 func volumeTable(w io.Writer, volumes []sandbox.Volume) error {
-	return columns(w, "NAME\tUSED\tSIZE\tFILES\tMOST\tUSED BY\tCREATED", func(row func(string, ...any)) {
+	return columns(w, "NAME\tUSED\tSIZE\tFILES\tMAX FILES\tSANDBOXES\tCREATED", func(row func(string, ...any)) {
 		for _, v := range volumes {
 			used, files, most := size(v.UsedBytes), strconv.FormatUint(v.UsedInodes, 10), "-"
 			if v.Uncounted {
