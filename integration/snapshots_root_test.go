@@ -229,3 +229,44 @@ func (d *daemon) layers(t testing.TB) []string {
 	t.Helper()
 	return names(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
 }
+
+// TestResetPaths resets some paths while a process goes on.
+func TestResetPaths(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "base"})
+	d.sh(t, "base", "mkdir -p /srv/a/b; echo 1 >/srv/a/b/f; ln -s f /srv/a/b/l; chmod 0640 /srv/a/b/f; chown 7:8 /srv/a/b/f; echo keep >/srv/keep; useradd -m bob 2>/dev/null; true")
+	d.snapshot(t, "base", "start")
+	if _, err := d.Fork(t.Context(), "start", sandbox.ForkRequest{Name: "dev"}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.StartProcess(t.Context(), "dev", sandbox.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const look = "cd /srv; find . -printf '%p %y %m %U:%G %l\n' | sort; cat a/b/f keep new 2>/dev/null; true"
+	first := d.sh(t, "dev", look)
+	d.sh(t, "dev", "cd /srv; rm -r a/b; mkdir a/b; echo other >a/b/x; echo changed >keep; echo new >new")
+	changed := d.sh(t, "dev", look)
+	if _, err := d.ResetPaths(t.Context(), "dev", "/srv/a", "/srv/new", "/srv/never/was"); err != nil {
+		t.Fatal(err)
+	}
+	got := d.sh(t, "dev", look)
+	if !strings.Contains(got, "changed") || strings.Contains(got, "new") || strings.Contains(got, "other") {
+		t.Errorf("after the reset of two paths: %q, before it %q", got, changed)
+	}
+	if _, err := d.ResetPaths(t.Context(), "dev", "/srv/keep"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "dev", look); got != first {
+		t.Errorf("after the reset of all of them: %q, want %q", got, first)
+	}
+	if q, err := d.Process(t.Context(), "dev", p.ID); err != nil || q.Exit != nil {
+		t.Errorf("a process did not go on: %+v, %v", q, err)
+	}
+	for _, bad := range []string{"/", "srv", "/srv/.."} {
+		if _, err := d.ResetPaths(t.Context(), "dev", bad); sandbox.CodeOf(err) != "invalid_path" {
+			t.Errorf("reset of %q: %v", bad, err)
+		}
+	}
+	d.agree(t)
+}

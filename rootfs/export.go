@@ -135,7 +135,13 @@ const (
 	exportBuf    = 128 << 10
 )
 
+// export writes all of the tree that open opens.
 func (e *exporter) export(w io.Writer, open func() (*os.File, error)) (string, error) {
+	return e.exportWith(w, open, func(root *os.File) error { return e.dir(int(root.Fd()), "", 0, !e.layer) })
+}
+
+// exportWith writes what content does of it.
+func (e *exporter) exportWith(w io.Writer, open func() (*os.File, error), content func(root *os.File) error) (string, error) {
 	sum := sha256.New()
 	e.tw = tar.NewWriter(io.MultiWriter(w, sum))
 	e.links = map[uint64]linked{}
@@ -150,7 +156,7 @@ func (e *exporter) export(w io.Writer, open func() (*os.File, error)) (string, e
 			_ = e.shown.Close() // read only
 		}
 	}()
-	if err := e.dir(int(root.Fd()), "", 0, !e.layer); err != nil {
+	if err := content(root); err != nil {
 		return "", exportError(err)
 	}
 	if err := e.tw.Close(); err != nil {

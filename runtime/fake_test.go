@@ -331,6 +331,10 @@ func (f fakeRoots) Sync() error                           { return f.step("rootf
 func (f fakeRoots) Unchanged(sandbox.ID) (bool, error)    { return false, nil }
 func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) { return rand.Text(), nil }
 
+func (f fakeRoots) ExportPath(context.Context, []string, string, io.Writer) (bool, error) {
+	return false, f.step("rootfs.exportpath", nil)
+}
+
 func (f fakeRoots) FreezeUpper(id sandbox.ID, layer string) error {
 	return f.step("rootfs.freeze", func() { delete(f.uppers, id); f.layers[layer] = true })
 }

@@ -3,6 +3,8 @@ package runtime
 import (
 	"context"
 	"errors"
+	"io"
+	"path"
 	"slices"
 	"strings"
 
@@ -177,8 +179,65 @@ func (m *Manager) Undo(ctx context.Context, ref string, steps int, actor string)
 	})
 }
 
+// maxResetPaths is how many paths one request can reset.
+const maxResetPaths = 1000
+
 // ResetPaths gives some paths of a running sandbox the content they began
-// with, and takes away what was not there then; processes go on.
+// with, and takes away what was not there then; processes go on. It is done
+// path by path: after an error those before it are reset.
 func (m *Manager) ResetPaths(ctx context.Context, ref string, paths []string, actor string) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrUnsupported, "not_yet", "not yet")
+	if len(paths) > maxResetPaths {
+		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "%d paths to reset: at most %d", len(paths), maxResetPaths)
+	}
+	for _, p := range paths {
+		if err := sandbox.ValidateWorkDir(p); err != nil || p == "" || path.Clean(p) == "/" {
+			return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "%.200q cannot be reset by itself: use absolute paths below '/', or reset the whole sandbox", p)
+		}
+	}
+	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+		if sb.Status != sandbox.StatusRunning {
+			return sb, wrongState(sb, "reset paths of", sandbox.StatusRunning)
+		}
+		m.imports.RLock()
+		defer m.imports.RUnlock()
+		r, err := m.wholeRoot(ctx, b.id, sb)
+		if err != nil {
+			return sb, err
+		}
+		for _, p := range paths {
+			if err := m.resetPath(ctx, b, r.Image.Layers, path.Clean(p)); err != nil {
+				return sb, err
+			}
+		}
+		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: eventReset, Actor: actor, Data: map[string]string{"only": clip(strings.Join(paths, " "), 500)}})
+		return sb, nil
+	})
+}
+
+// resetPath replaces one path by what the layers show there. PID 1 does all
+// of it inside.
+func (m *Manager) resetPath(ctx context.Context, b *box, layers []string, name string) error {
+	const root = "0"
+	if err := b.guest.Remove(ctx, root, name, true); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	there, err := m.roots.ExportPath(ctx, layers, name, io.Discard)
+	if err != nil || !there {
+		return err
+	}
+	if _, err := b.guest.Mkdir(ctx, root, path.Dir(name), 0o755); err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := m.roots.ExportPath(ctx, layers, name, w)
+		sent <- errors.Join(err, w.CloseWithError(err))
+	}()
+	err = b.guest.TarIn(ctx, root, path.Dir(name), r)
+	_ = r.CloseWithError(io.ErrClosedPipe) // whoever still writes may stop
+	if serr := <-sent; err == nil {
+		err = serr
+	}
+	return err
 }

@@ -67,6 +67,7 @@ type Roots interface {
 	LayerUsage(ctx context.Context, layer string) (bytes, files int64, err error)
 	Flatten(ctx context.Context, layers []string) (string, error)
 	Diff(ctx context.Context, from, to []string, upper sandbox.ID, emit func(sandbox.FileChange) error) error
+	ExportPath(ctx context.Context, stack []string, name string, w io.Writer) (found bool, err error)
 	Sync() error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 	VolumeRoots
