@@ -173,6 +173,35 @@ func (s *Store) discardHalfLayers() error {
 	return nil
 }
 
+// inheritRoot gives a new upper, one never mounted, the mode and owner of the
+// topmost layer's root, if that was an upper itself. An overlay shows its
+// upper's root as "/", so what a sandbox made of "/" would else be lost.
+func (s *Store) inheritRoot(p overlayPlan, layers []string) error {
+	if !isUpperLayer(layers[len(layers)-1]) {
+		return nil
+	}
+	var was, is unix.Stat_t
+	if unix.Lstat(s.vol.path(p.work, "work"), &is) == nil { // an overlay's first act
+		return nil
+	}
+	for path, st := range map[string]*unix.Stat_t{p.lowers[0]: &was, p.upper: &is} {
+		if err := unix.Lstat(s.vol.path(path), st); err != nil {
+			return nil // the mount tells what is missing
+		}
+	}
+	if was.Mode == is.Mode && was.Uid == is.Uid && was.Gid == is.Gid {
+		return nil
+	}
+	err := unix.Lchown(s.vol.path(p.upper), int(was.Uid), int(was.Gid))
+	if err == nil {
+		err = unix.Chmod(s.vol.path(p.upper), was.Mode&0o7777)
+	}
+	if err != nil {
+		return &os.PathError{Op: "set mode and owner", Path: p.upper, Err: err}
+	}
+	return nil
+}
+
 // identityFiles are those of /etc that every root gets its own of.
 var identityFiles = map[string]bool{"hostname": true, "hosts": true, "resolv.conf": true}
 

@@ -114,6 +114,41 @@ func TestFreezeUpper(t *testing.T) {
 	}
 }
 
+// TestFreezeRootMode: what a sandbox made of "/" goes on over its layer, for
+// as long as nobody makes something else of it.
+func TestFreezeRootMode(t *testing.T) {
+	s := openTest(t)
+	img := importTest(t, s, tarEntry{name: "f"})
+	in := startInside(t, testBase)
+	id := create(t, s)
+	in.keep(t, mountTest(t, s, in, id, img))
+	if got := in.kept(t, "stat", "/"); got != "755 0:0" {
+		t.Fatalf("/ is %s", got)
+	}
+	upper := s.vol.path(sandboxesDir, string(id), "upper")
+	if err := errors.Join(os.Lchown(upper, 1000, 7), unix.Chmod(upper, 0o1711)); err != nil {
+		t.Fatal(err)
+	}
+	layer := freeze(t, s, id)
+	img.Layers = append(img.Layers, layer)
+	again := create(t, s)
+	in.keep(t, mountTest(t, s, in, again, img))
+	if got := in.kept(t, "stat", "/"); got != "1711 1000:7" {
+		t.Errorf("over the layer, / is %s", got)
+	}
+	if got := in.kept(t, "chown", "/"); got != "ok" {
+		t.Fatal(got)
+	}
+	later := startInside(t, testBase)
+	if err := s.Clean(again); err != nil {
+		t.Fatal(err)
+	}
+	later.keep(t, mountTest(t, s, later, again, img))
+	if got := later.kept(t, "stat", "/"); got != "1711 7:8" {
+		t.Errorf("mounted again, / is %s", got)
+	}
+}
+
 func TestFreezeUpperRefused(t *testing.T) {
 	s := openTest(t)
 	id := create(t, s)

@@ -64,6 +64,9 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.inheritRoot(plan, m.Image.Layers); err != nil {
+		return nil, fmt.Errorf("rootfs: mount the root of %s: %w", m.ID, err)
+	}
 	root := &Root{}
 	err = s.withHeadroom(m.ID, func() (err error) {
 		root.Mount, err = s.mountOverlay(plan, m.UserNS, m.UIDBase, s.mode)
