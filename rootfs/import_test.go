@@ -157,7 +157,7 @@ func TestHostileBounds(t *testing.T) {
 		"deep":           {{name: strings.Repeat("d/", 60) + "x"}},
 		"bytes":          {{name: "x", data: strings.Repeat("x", 1<<20)}},
 		"entries":        slices.Repeat([]tarEntry{{name: "x"}}, 64),
-		"long target":    {{name: "l", link: strings.Repeat("t", 4095)}},
+		"long target":    {{name: "l", link: strings.Repeat("t", 1023)}}, // XFS takes no more
 		"links anywhere": {{name: "a", link: "/etc/shadow"}, {name: "b", link: "../../.."}, {name: "c", link: "a"}},
 		"link replaced":  {{name: "d", link: "/tmp"}, {name: "d/"}, {name: "d/x", data: "in"}},
 		"link to itself": {{name: "x", data: "1"}, {name: "x", link: "x", kind: tar.TypeLink}},

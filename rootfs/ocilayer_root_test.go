@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -398,6 +399,27 @@ func TestExportNames(t *testing.T) {
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("pieces of %d: %d names", limit, len(got))
+		}
+	}
+}
+
+// TestViewModes: views show the same in every way this kernel mounts, alone,
+// with deletions and with mates.
+func TestViewModes(t *testing.T) {
+	s := openTest(t)
+	first, second := layerTest(t, s, oddLayers()[0]...), layerTest(t, s, oddLayers()[1]...)
+	lone := layerTest(t, s, tarEntry{name: "n/.wh.x"}, tarEntry{name: "n/y", data: "y"})
+	for _, stack := range [][]string{{first}, {first, second}, {first, lone, second}, {lone}} {
+		var want map[string]string
+		for _, mode := range modes(t, s) {
+			s.mode = mode
+			got := treeOf(t, view(t, s, stack...))
+			if want == nil {
+				want = got
+			}
+			if d := cmp.Diff(want, got); d != "" || len(got) < 3 {
+				t.Errorf("%v, %d layers, %d files:\n%s", mode, len(stack), len(got), d)
+			}
 		}
 	}
 }

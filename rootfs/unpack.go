@@ -375,6 +375,9 @@ func (u *unpacker) symlink(dir int, base string, hdr *tar.Header) error {
 		return err
 	}
 	err := unix.Symlinkat(hdr.Linkname, dir, base)
+	if errors.Is(err, unix.ENAMETOOLONG) { // on XFS, over 1023 bytes
+		return badPath("%.200q: a symbolic link to a name of %d bytes is more than the volume's filesystem takes", hdr.Name, len(hdr.Linkname))
+	}
 	if err == nil {
 		err = unix.Fchownat(dir, base, hdr.Uid, hdr.Gid, unix.AT_SYMLINK_NOFOLLOW)
 	}
