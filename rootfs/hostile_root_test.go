@@ -264,7 +264,9 @@ var badStreams = []layerCase{
 	{name: "sparse map of more than is there", code: "image_bad_format", stream: sparse(1<<20, 512, [2]int64{0, 4096})},
 	{name: "sparse size beyond all", code: "image_too_large", stream: sparse(1<<50, 512, [2]int64{0, 512})},
 	{name: "control: sparse", stream: sparse(32<<20, 512, [2]int64{32<<20 - 512, 512}), want: map[string]string{"hole": "hole 644"}},
-	{name: "gzip of no archive", code: "image_bad_format", stream: func(testing.TB) []byte { return bytes.Repeat([]byte("no tar "), 100) }},
+	{name: "gzip bomb", code: "image_too_large", stream: func(t testing.TB) []byte { return gzipped(t, make([]byte, 80<<20)) }},
+	{name: "zstd bomb", code: "image_too_large", stream: func(t testing.TB) []byte { return zstded(t, make([]byte, 80<<20)) }},
+	{name: "gzip of no archive", code: "image_bad_format", stream: func(t testing.TB) []byte { return gzipped(t, bytes.Repeat([]byte("no tar "), 100)) }},
 }
 
 // xfsACL begins the names under which XFS shows ACLs a second time.
