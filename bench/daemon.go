@@ -76,7 +76,7 @@ func (b *bench) restart(ctx context.Context, pool int) (*daemon, error) {
 	}
 	// The daemon outlives ctx: stopDaemon ends it in good order.
 	d.cmd = exec.CommandContext(context.WithoutCancel(ctx), filepath.Join(b.bin, "sandboxd"),
-		"--config", path, "--state-dir", filepath.Join(b.dir, "state"), "--run-dir", run,
+		"--config", path, "--state-dir", b.stateDir, "--run-dir", run,
 		"--cgroup-parent", b.tree+"/boxes", "--cgroup", cgroupMode(), "--log-level", "warn", "--stop-sandboxes")
 	d.cmd.Stdout, d.cmd.Stderr, d.cmd.SysProcAttr = log, log, ownGroup(leaf)
 	if err := d.cmd.Start(); err != nil {
@@ -106,21 +106,27 @@ func (b *bench) paid(ctx context.Context) error {
 	return err
 }
 
-// trash returns what the daemon has still to delete. Any of its threads shows
-// its mounts, but for the odd one that is parked in a sandbox's.
+// trash returns what the daemon has still to delete.
 func (b *bench) trash() ([]os.DirEntry, error) {
-	const inState = "state/volume/trash"
-	ways, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(b.daemon.cmd.Process.Pid), "task/*/root", b.dir, inState))
-	if err == nil {
+	way, err := b.volume("trash")
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadDir(way)
+}
+
+// volume is the way to a directory of the daemon's volume. Any of its threads
+// shows its mounts, but for the odd one that is parked in a sandbox's.
+func (b *bench) volume(name string) (string, error) {
+	name = filepath.Join("volume", name)
+	ways, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(b.daemon.cmd.Process.Pid), "task/*/root", b.stateDir, name))
+	if err == nil && len(ways) == 0 {
 		err = os.ErrNotExist
 	}
-	for _, way := range ways {
-		var left []os.DirEntry
-		if left, err = os.ReadDir(way); err == nil {
-			return left, nil
-		}
+	if err != nil {
+		return "", fmt.Errorf("look into the daemon's %s: %w", name, err)
 	}
-	return nil, fmt.Errorf("look into the daemon's %s: %w", inState, err)
+	return ways[0], nil
 }
 
 // tidy waits until the pool is as asked for and the trash is empty.

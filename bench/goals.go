@@ -78,6 +78,17 @@ var goals = []goal{
 	{"fresh: at least 8 times faster than runc run", relative, times("create-fresh", "runc"), atLeast, 8, notRun},
 	{"fresh: at least twice as fast as crun run", relative, times("create-fresh", "crun"), atLeast, 2, notRun},
 	{"fresh: no slower than bwrap", relative, times("create-fresh", "bwrap"), atLeast, 1, notRun},
+	{"fork of a snapshot → first byte: median at most 5 ms", "ms", ours("create-fork"), atMost, 5, notRun},
+	{"fork of a snapshot: at least 8 times faster than runc run", relative, times("create-fork", "runc"), atLeast, 8, notRun},
+	{"fork of a snapshot: at least twice as fast as crun run", relative, times("create-fork", "crun"), atLeast, 2, notRun},
+	{"fork of a snapshot: no slower than bwrap", relative, times("create-fork", "bwrap"), atLeast, 1, notRun},
+	{"fork, until it runs: at most 10 ms", "ms", ours("fork"), atMost, 10, notRun},
+	{"100 forks of one snapshot, all running: at most 1 s", "s", ours("forks"), atMost, 1, notRun},
+	{"rollback: at most 10 ms", "ms", ours("rollback"), atMost, 10, notRun},
+	{"snapshot of an idle sandbox that wrote much: at most 3 times that of one that wrote nothing", relative, func(r *report.Report) (float64, bool) {
+		return r.Times("snapshot", emptyUpper, fullUpper)
+	}, atMost, 3, notRun},
+	{"snapshot of a sandbox at work: at least 5 times faster than cp -a", relative, times("snapshot-live", cpReflink), atLeast, 5, notRun},
 	{"cold create → first byte: median at most 25 ms", "ms", ours("create-cold"), atMost, 25, notRun},
 	{"cold: not slower than runc run", relative, times("create-cold", "runc"), atLeast, 1, notRun},
 	{"exec of /bin/true: at most 2.5 times the host's fork, exec and wait", relative, overFloor("exec"), atMost, 2.5, notRun},

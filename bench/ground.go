@@ -29,16 +29,17 @@ const (
 
 // bench is one run: what it stands on and what it has found.
 type bench struct {
-	plan   plan
-	out    io.Writer
-	rep    *report.Report
-	bin    string
-	dir    string // scratch
-	root   string // the peers' root, and the content of our image
-	tree   string // cgroup of all that runs, as a path below the mount
-	home   string // cgroup this program came from
-	owes   bool   // our last samples left the daemon work, see paid
-	copies int    // fresh roots made so far
+	plan     plan
+	out      io.Writer
+	rep      *report.Report
+	bin      string
+	dir      string // scratch
+	stateDir string // of the daemon
+	root     string // the peers' root, and the content of our image
+	tree     string // cgroup of all that runs, as a path below the mount
+	home     string // cgroup this program came from
+	owes     bool   // our last samples left the daemon work, see paid
+	copies   int    // fresh roots made so far
 
 	runc, crun *peer.OCI
 	bwrap      *peer.Bubblewrap
@@ -59,6 +60,7 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 	if b.dir, err = os.MkdirTemp(o.scratch, "sandboxd-bench-"); err != nil {
 		return nil, fmt.Errorf("scratch directory: %w", err)
 	}
+	b.stateDir = filepath.Join(b.dir, "state")
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close(ctx))

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/bench/report"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// fork makes each sandbox of a snapshot, against the peers' fresh ones on the
+// same files.
+func fork(ctx context.Context, b *bench) (err error) {
+	d, err := b.ours(ctx, b.plan.pool)
+	if err != nil {
+		return err
+	}
+	snap, remove, err := d.frozen(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	cs := []contestant{
+		{report.Floor, func(ctx context.Context) (float64, error) {
+			return b.output(b.onHost(ctx, hello...), time.Now())
+		}},
+		{report.Us, func(ctx context.Context) (float64, error) {
+			return d.createOf(ctx, sandbox.Spec{Snapshot: snap})
+		}},
+	}
+	for _, p := range b.peers() {
+		if err := p.Prepare("echo", hello...); err != nil {
+			return err
+		}
+		cs = append(cs, contestant{p.Name(), b.runs(p, "echo")})
+	}
+	err = b.rounds(ctx, setting{
+		name: "create-fork", title: "new sandbox of a snapshot → first byte of echo", unit: "ms", note: "peers: run, on the snapshot's image",
+	}, b.plan.warm/2, b.plan.warmUp, b.settled, cs...)
+	if err != nil {
+		return err
+	}
+	return b.rounds(ctx, setting{
+		name: "fork", title: "fork of a snapshot, until it runs", unit: "ms", note: "one request",
+	}, b.plan.reset, b.plan.warmUp, b.settled, contestant{report.Us, func(ctx context.Context) (float64, error) {
+		return d.forked(ctx, string(snap), 1)
+	}})
+}
+
+// frozen is a snapshot with a file of its own.
+func (d *daemon) frozen(ctx context.Context) (sandbox.SnapshotID, func() error, error) {
+	id, remove, err := d.inUse(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	_, err = d.Files(id).Write(ctx, "", "/root/frozen", 0o600, strings.NewReader("frozen"))
+	var s sandbox.Snapshot
+	if err == nil {
+		s, err = d.Snapshot(ctx, id, sandbox.SnapshotRequest{Sync: true})
+	}
+	if err = errors.Join(err, remove()); err != nil {
+		return "", nil, err
+	}
+	return s.ID, func() error { _, err := d.RemoveSnapshot(context.WithoutCancel(ctx), string(s.ID)); return err }, nil
+}
+
+// forked times a fork and removes what it made.
+func (d *daemon) forked(ctx context.Context, snap string, count int) (float64, error) {
+	start := time.Now()
+	made, err := d.Fork(ctx, snap, sandbox.ForkRequest{Count: count, NeedsAll: true})
+	took := millis(start)
+	if err != nil {
+		return 0, err
+	}
+	return took, each(4, made, func(f sandbox.Fork) error { _, err := d.Remove(ctx, string(f.Sandbox.ID)); return err })
+}
+
+// forks makes many sandboxes of one snapshot with one request.
+func forks(ctx context.Context, b *bench) (err error) {
+	d, err := b.ours(ctx, b.plan.pool)
+	if err != nil {
+		return err
+	}
+	snap, remove, err := d.frozen(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	return b.rounds(ctx, setting{
+		name: "forks", title: fmt.Sprintf("%d forks of one snapshot, all running", b.plan.burst), unit: "s",
+		note: fmt.Sprintf("one request; %d shells ready", b.plan.pool),
+	}, b.plan.bursts, 1, b.settled, contestant{report.Us, func(ctx context.Context) (float64, error) {
+		took, err := d.forked(ctx, string(snap), b.plan.burst)
+		return took / 1000, err
+	}})
+}
+
+// rollback goes back to a snapshot in place.
+func rollback(ctx context.Context, b *bench) (err error) {
+	d, err := b.ours(ctx, b.plan.pool)
+	if err != nil {
+		return err
+	}
+	id, remove, err := d.inUse(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	s, err := d.Snapshot(ctx, id, sandbox.SnapshotRequest{Sync: true})
+	if err != nil {
+		return err
+	}
+	return b.rounds(ctx, setting{name: "rollback", title: "rollback of a sandbox with a changed file", unit: "ms"},
+		b.plan.reset, b.plan.warmUp, b.settled, contestant{report.Us, func(ctx context.Context) (float64, error) {
+			if _, err := d.Files(id).Write(ctx, "", "/root/changed", 0o600, strings.NewReader("changed")); err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			_, err := d.Rollback(ctx, id, string(s.ID))
+			took := millis(start)
+			if err != nil {
+				return 0, err
+			}
+			if _, err = d.Files(id).Stat(ctx, "", "/root/changed"); !errors.Is(err, sandbox.ErrNotFound) {
+				return 0, fmt.Errorf("the changed file outlived the rollback: %w", err)
+			}
+			return took, nil
+		}})
+}
+
+// Names of our own contestants in the scenarios of snapshots.
+const (
+	emptyUpper = report.Us + ", nothing written"
+	fullUpper  = report.Us + ", written much"
+	cpReflink  = "cp -a" // with reflinks, as coreutils 9 does by itself
+	cpData     = "cp -a, without reflinks"
+)
+
+// snapshots freezes an idle sandbox that wrote nothing and one that wrote
+// much; and one at work that wrote much, against cp -a of the same files.
+func snapshots(ctx context.Context, b *bench) (err error) {
+	unmount, err := b.onXFS(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.stopDaemon(context.WithoutCancel(ctx)), unmount()) }()
+	d, err := b.ours(ctx, noPool)
+	if err != nil {
+		return err
+	}
+	much := fmt.Sprintf("%d MiB in %d files", b.plan.fileBytes>>20, b.plan.smallFiles)
+	take := func(write, busy bool) func(context.Context) (float64, error) {
+		return func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, write, busy, "") }
+	}
+	err = b.rounds(ctx, setting{name: "snapshot", title: "snapshot of an idle sandbox", unit: "ms", note: "much is " + much},
+		max(b.plan.transfers, 5), 1, b.settled, contestant{emptyUpper, take(false, false)}, contestant{fullUpper, take(true, false)})
+	if err != nil {
+		return err
+	}
+	return b.rounds(ctx, setting{name: "snapshot-live", title: "snapshot of a sandbox at work", unit: "ms", note: much + ", on XFS with reflinks; cp -a of the same files on the same volume"},
+		max(b.plan.transfers, 5), 1, b.settled, contestant{report.Us, take(true, true)},
+		contestant{cpReflink, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "always") }},
+		contestant{cpData, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "never") }})
+}
+
+// snapshotOf times the snapshot of a sandbox made for it, or, with reflink, a
+// copy of its files with cp.
+func (b *bench) snapshotOf(ctx context.Context, d *daemon, write, busy bool, reflink string) (took float64, err error) {
+	id, remove, err := d.inUse(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if write {
+		if err := b.writeMuch(ctx, d, id); err != nil {
+			return 0, err
+		}
+	}
+	if busy {
+		if _, err := d.StartProcess(ctx, id, sandbox.ProcessSpec{Argv: forever}); err != nil {
+			return 0, err
+		}
+	}
+	if err := errors.Join(b.synced(), b.quiet(ctx, b.plan.calm, 100*b.plan.calm)); err != nil {
+		return 0, err
+	}
+	if reflink != "" {
+		return b.copyUpper(ctx, id, reflink)
+	}
+	start := time.Now()
+	s, err := d.Snapshot(ctx, id, sandbox.SnapshotRequest{})
+	took = millis(start)
+	if err != nil {
+		return 0, err
+	}
+	if s.Live != busy {
+		return 0, fmt.Errorf("snapshot %s: live %v, want %v", s.ID, s.Live, busy)
+	}
+	_, err = d.RemoveSnapshot(ctx, string(s.ID))
+	return took, err
+}
+
+// writeMuch fills a sandbox with files whose bytes are all different.
+func (b *bench) writeMuch(ctx context.Context, d *daemon, id string) error {
+	r, w := io.Pipe()
+	go func() {
+		tw := tar.NewWriter(w)
+		each := b.plan.fileBytes / int64(b.plan.smallFiles)
+		body := slices.Repeat([]byte("0123456789abcdef"), int(each/16)+1)[:each]
+		var err error
+		for i := 0; i < b.plan.smallFiles && err == nil; i++ {
+			copy(body, strconv.Itoa(i))
+			err = tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%03d/f%06d", i/100, i), Mode: 0o644, Size: each, Typeflag: tar.TypeReg})
+			if err == nil {
+				_, err = tw.Write(body)
+			}
+		}
+		if err == nil {
+			err = tw.Close()
+		}
+		_ = w.CloseWithError(err)
+	}()
+	return d.Files(id).TarIn(ctx, "", "/root", r)
+}
+
+// copyUpper times cp -a of what a sandbox wrote.
+func (b *bench) copyUpper(ctx context.Context, id, reflink string) (took float64, err error) {
+	from, err := b.volume("sandboxes/" + id + "/upper")
+	if err != nil {
+		return 0, err
+	}
+	to := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(from))), "copy")
+	took, err = b.ran(exec.CommandContext(ctx, "cp", "-a", "--reflink="+reflink, from, to))
+	return took, errors.Join(err, os.RemoveAll(to))
+}
+
+// onXFS gives the daemon that starts next a state directory on an XFS with
+// reflinks of its own.
+func (b *bench) onXFS(ctx context.Context) (unmount func() error, err error) {
+	if err := b.stopDaemon(ctx); err != nil {
+		return nil, err
+	}
+	image, at := filepath.Join(b.dir, "xfs.img"), filepath.Join(b.dir, "xfs")
+	f, err := os.Create(image)
+	if err != nil {
+		return nil, err
+	}
+	size := 6*b.plan.fileBytes + 2<<30
+	err = errors.Join(f.Truncate(size), f.Close(), os.Mkdir(at, 0o700))
+	if err == nil {
+		err = command(ctx, "mkfs.xfs", "-q", "-m", "reflink=1", image)
+	}
+	if err == nil {
+		err = command(ctx, "mount", "-o", "loop,noatime", image, at)
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(at), os.Remove(image))
+	}
+	b.stateDir = filepath.Join(at, "state")
+	return func() error {
+		b.stateDir = filepath.Join(b.dir, "state")
+		return errors.Join(command(context.WithoutCancel(ctx), "umount", at), os.Remove(at), os.Remove(image))
+	}, nil
+}
