@@ -26,8 +26,13 @@ func TestNetModes(t *testing.T) {
 		want netModes
 		ok   bool
 	}{
-		{",", netModes{}, true}, {",netfilter/nf_log:1:2:440", one, true},
-		{"x", nil, false}, {"x:0:0", nil, false}, {":0:0:440", nil, false}, {"x:0:0:9", nil, false}, {"x:-1:0:440", nil, false},
+		{",", netModes{}, true},
+		{",netfilter/nf_log:1:2:440", one, true},
+		{"x", nil, false},
+		{"x:0:0", nil, false},
+		{":0:0:440", nil, false},
+		{"x:0:0:9", nil, false},
+		{"x:-1:0:440", nil, false},
 	} {
 		if got, err := parseNetModes(c.list); (err == nil) != c.ok || c.ok && !maps.Equal(got, c.want) {
 			t.Errorf("%q: %v, %v", c.list, got, err)

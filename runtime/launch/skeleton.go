@@ -118,9 +118,15 @@ func (s *skeleton) addStage(program []byte) error {
 	return nil
 }
 
+func (s skeleton) closeStage() {
+	if s.stage != nil {
+		s.stage.Close()
+	}
+}
+
 // remove unmounts the skeleton; shells that stand on it keep it.
 func (s skeleton) remove() error {
-	defer closeFile(s.stage)
+	defer s.closeStage()
 	if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", s.dir, err)
 	}
