@@ -24,6 +24,9 @@ const (
 	// trickle is what it must bring within Config.Stall not to count as
 	// broken.
 	trickle = 4 << 10
+	// maxAnew is how often one is begun again because what is there is of
+	// no use.
+	maxAnew = 3
 	chunk   = 128 << 10
 )
 
@@ -35,6 +38,7 @@ type transfer struct {
 	hash hash.Hash
 	n    int64 // bytes there
 	old  bool  // some of them from an earlier transfer
+	anew int   // times it began again
 	tell func(step sandbox.ImageStep, n int64, detail string)
 }
 
@@ -93,6 +97,7 @@ func (t *transfer) resume() error {
 func (t *transfer) restart() error {
 	t.hash.Reset()
 	t.n, t.old = 0, false
+	t.anew++
 	if err := t.f.Truncate(0); err != nil {
 		return fmt.Errorf("image: empty the part of %s that is there: %w", t.d.Digest, err)
 	}
@@ -118,7 +123,7 @@ func (t *transfer) from(ctx context.Context, r *repository) error {
 		if t.n-before >= enough {
 			attempt = 1
 		}
-		if attempt >= maxAttempts {
+		if attempt >= maxAttempts || t.anew > maxAnew {
 			return p.err
 		}
 		t.tell(sandbox.StepRetrying, t.n, p.err.Error())
@@ -166,6 +171,11 @@ func (t *transfer) get(ctx context.Context, r *repository) error {
 		return stalled(ctx, r, err)
 	}
 	defer resp.Body.Close()
+	stall.Reset(t.s.cfg.Stall)
+	var whole int64
+	if n, _ := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes */%d", &whole); n == 1 && whole != t.d.Size {
+		return mismatch("registry %s has %d bytes of %s, which by its manifest has %d: the image is broken there, push it again", r.at.host, whole, t.d.Digest, t.d.Size)
+	}
 	switch {
 	case resp.StatusCode == http.StatusRequestedRangeNotSatisfiable && t.n > 0,
 		resp.StatusCode == http.StatusPartialContent && !strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", t.n)):

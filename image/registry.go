@@ -65,6 +65,7 @@ type repository struct {
 	at     endpoint
 	path   string
 	base   string
+	plain  bool // without TLS, if it must be
 	client *http.Client
 }
 
@@ -89,7 +90,7 @@ func (s *Store) open(ctx context.Context, at endpoint, path string, scopes ...st
 	if err != nil {
 		return nil, nil, err
 	}
-	guarded := &guard{inner: wire, plain: at.plain || isLoopback(host)}
+	guarded := &guard{inner: wire, plain: at.plain || isLoopback(host)} // nobody listens in on this machine's own
 	who := authn.Anonymous
 	if !at.auth.Empty() {
 		who = authn.FromConfig(authn.AuthConfig{
@@ -97,7 +98,7 @@ func (s *Store) open(ctx context.Context, at endpoint, path string, scopes ...st
 			IdentityToken: at.auth.IdentityToken, RegistryToken: at.auth.RegistryToken,
 		})
 	}
-	r := &repository{s: s, at: at, path: path, base: "https://" + host + "/v2/"}
+	r := &repository{s: s, at: at, path: path, base: "https://" + host + "/v2/", plain: guarded.plain}
 	err = r.retry(ctx, "greet the registry", nil, func(ctx context.Context) error {
 		t, err := transport.NewWithContext(ctx, reg, who, transport.NewUserAgent(guarded, "sandboxd/"+s.cfg.Version), scopes)
 		if err != nil {
@@ -336,7 +337,7 @@ func (r *repository) wireError(err error) error {
 		return err
 	case untrusted():
 		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_untrusted", "registry %s shows a certificate that nothing vouches for: name its CA in the daemon's configuration (registries): %w", r.at.host, cause)
-	case errors.Is(err, errPlain), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+	case !r.plain && (errors.Is(err, errPlain) || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")):
 		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_unreachable", "registry %s does not speak TLS, or sends us to a place that does not: allow plain HTTP with it by --plain-http, or in the daemon's configuration", r.at.host)
 	case errors.Is(err, errRedirects):
 		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_refused", "registry %s sends us round in circles: over %d redirections", r.at.host, maxRedirects)

@@ -25,6 +25,7 @@ var mayImport = map[string][]string{
 	"runtime/guest":         {"sandbox", "internal/initproto"},
 	"rootfs":                {"sandbox", "internal/linux"},
 	"image":                 {"sandbox"},
+	"image/imagetest":       {},
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
 	"build":                 {"sandbox", "build/ignore"},
@@ -52,7 +53,8 @@ var testsAlso = map[string][]string{
 	"api/client":    {"api/server", "api/server/servertest"},
 	"cmd/sandbox":   {"api/server", "api/server/servertest"},
 	"runtime/guest": {"internal/seccomp"},
-	"integration":   {"api", "api/server/servertest"}, // the bad inputs that server is tested with
+	"image":         {"image/imagetest"},
+	"integration":   {"api", "api/server/servertest", "image/imagetest"}, // the bad inputs that server is tested with
 }
 
 // typesOnly names the packages of which an importer may use the types alone:
