@@ -214,17 +214,22 @@ func exportable(img sandbox.Image, layers []string) (sandbox.ImageSource, error)
 	return sandbox.ImageSource{Image: img, Layers: layers}, nil
 }
 
-// PruneImages removes images that nothing uses: of those that can be pulled
-// again, or of all.
+// PruneImages removes images that no living sandbox and no snapshot was made
+// of: of those that can be pulled again, or of all.
 func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, actor string) (sandbox.Pruned, error) {
 	out := sandbox.Pruned{Images: []string{}}
 	all, err := m.state.Images(ctx)
 	if err != nil {
 		return out, err
 	}
+	snapshots, err := m.state.Snapshots(ctx, sandbox.SnapshotFilter{})
+	if err != nil {
+		return out, err
+	}
 	var gone []sandbox.Image
 	for _, img := range all {
-		if !prunable(img, req, m.cfg.DefaultImage) {
+		if !prunable(img, req, m.cfg.DefaultImage) ||
+			slices.ContainsFunc(snapshots, func(s sandbox.Snapshot) bool { return s.Image.Name == img.Name && s.Image.Digest == img.Digest }) {
 			continue
 		}
 		if err := m.state.DeleteImage(ctx, img.Name); err != nil {

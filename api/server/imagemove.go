@@ -107,7 +107,7 @@ func (s *server) exportImage(ctx context.Context, in *exportInput) (*huma.Stream
 // events as it goes on. A client that goes away ends the work.
 func told[T any](ctx context.Context, s *server, accept, last string, work func(context.Context, func(sandbox.ImageProgress)) (T, error)) (*huma.StreamResponse, error) {
 	if strings.Contains(accept, eventStream) {
-		return s.sse(ctx, func(ctx context.Context, w *sseWriter) error { return tellAll(ctx, w, last, work) })
+		return s.sse(ctx, func(ctx context.Context, w *sseWriter) error { return tellAll(ctx, s, w, last, work) })
 	}
 	l, err := streaming(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func told[T any](ctx context.Context, s *server, accept, last string, work func(
 }
 
 // tellAll sends an event for each step of work, and one for its outcome.
-func tellAll[T any](ctx context.Context, w *sseWriter, last string, work func(context.Context, func(sandbox.ImageProgress)) (T, error)) error {
+func tellAll[T any](ctx context.Context, s *server, w *sseWriter, last string, work func(context.Context, func(sandbox.ImageProgress)) (T, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	steps := make(chan sandbox.ImageProgress, 256)
 	var v T
@@ -177,10 +177,12 @@ func tellAll[T any](ctx context.Context, w *sseWriter, last string, work func(co
 			for len(steps) > 0 && err == nil {
 				err = send(progressEvent, <-steps)
 			}
-			if err == nil {
-				err = failed
+			if err != nil {
+				break
 			}
-			if err == nil {
+			if failed != nil { // also where it wraps the end of another stream
+				err = send("error", s.problemOf(ctx, failed))
+			} else {
 				err = send(last, v)
 			}
 			if err == nil {

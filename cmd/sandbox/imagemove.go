@@ -334,8 +334,8 @@ func (c *cli) imagePruneCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune [flags]",
 		Short: "Remove images that nothing uses",
-		Long: `Remove images that no living sandbox was made of: those that can be pulled again,
-with --all imported and built ones too. Layers that a snapshot or another image
+		Long: `Remove images that no living sandbox and no snapshot was made of: those that can be
+pulled again, with --all imported and built ones too. Layers that another image
 stands on stay.`,
 		Example: `  sandbox image prune
   sandbox image prune --all --until 720h`,

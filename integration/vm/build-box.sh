@@ -21,7 +21,7 @@ packages=(
   # what sandboxd itself needs
   iproute2 nftables e2fsprogs xfsprogs libseccomp2
   # what its tests use
-  curl git iperf3 iputils-ping netcat-openbsd python3-minimal quota strace stress-ng umoci
+  curl git iperf3 iputils-ping netcat-openbsd python3-minimal quota strace stress-ng umoci docker-registry skopeo
   # what the benchmark measures it beside
   runc crun bubblewrap busybox-static
 )
@@ -58,6 +58,7 @@ ClientIdentifier=mac
 NET
 echo 'nameserver 192.168.121.1' > "$root/etc/resolv.conf" # of vagrant-libvirt's network
 chroot "$root" systemctl -q enable systemd-networkd ssh
+chroot "$root" systemctl -q disable docker-registry # tests start their own
 chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer \
   e2scrub_all.timer e2scrub_reap.service dpkg-db-backup.timer fstrim.timer \
   systemd-networkd-wait-online.service
