@@ -64,6 +64,7 @@ func BenchmarkCopyUpper(b *testing.B) {
 			b.Run(state+"/"+way, func(b *testing.B) {
 				var id sandbox.ID
 				var upper string
+				best := time.Hour // of a loaded machine, the least says most
 				for b.Loop() {
 					b.StopTimer()
 					if id == "" || state == "dirty" {
@@ -76,11 +77,14 @@ func BenchmarkCopyUpper(b *testing.B) {
 						}
 					}
 					b.StartTimer()
+					begin := time.Now()
 					ways[way](b, id, upper)
+					best = min(best, time.Since(begin))
 					b.StopTimer()
 					clearVolume(b, s, id, state == "dirty")
 					b.StartTimer()
 				}
+				b.ReportMetric(float64(best.Milliseconds()), "ms-min")
 			})
 		}
 	}

@@ -303,7 +303,7 @@ func TestDiffDeep(t *testing.T) {
 	s := openTest(t)
 	img := importTest(t, s, tarEntry{name: "f"})
 	id := create(t, s)
-	deepUpper(t, s.vol.path(sandboxesDir, string(id), "upper"), 3000)
+	deepUpper(t, s.vol.path(sandboxesDir, string(id), "upper"), 1500)
 	got := diffOf(t, s, img.Layers, img.Layers, id)
 	if len(got) < 3*3*copyOpen+2000 {
 		t.Errorf("%d changes", len(got))
