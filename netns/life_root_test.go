@@ -44,7 +44,8 @@ func snapshot(t testing.TB, h *Host) []string {
 	links, err := netlink.LinkList()
 	must(t, err)
 	for _, l := range links {
-		out = append(out, fmt.Sprintf("link %s %d %s", l.Attrs().Name, l.Attrs().Index, l.Attrs().Flags))
+		flags := l.Attrs().Flags &^ net.FlagRunning // the kernel sets it when it finds the time
+		out = append(out, fmt.Sprintf("link %s %d %s", l.Attrs().Name, l.Attrs().Index, flags))
 	}
 	routes, err := netlink.RouteList(nil, unix.AF_INET)
 	must(t, err)
