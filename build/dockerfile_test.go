@@ -74,55 +74,89 @@ func TestSupportedInstructions(t *testing.T) {
 		want       string
 		config     func(*sandbox.ImageConfig)
 	}{
-		{name: "run in both forms", text: "FROM base\nRUN echo $X \\\n  and more\nRUN [\"/bin/echo\", \"$X\"]",
-			want: "FROM base AS 0\nRUN /bin/sh|-c|echo $X   and more " + env + " user= dir=/\nRUN /bin/echo|$X " + env + " user= dir=/\n"},
-		{name: "env, user, workdir", text: "FROM base\nENV A=1 B=$A\nENV C=${A}x D=${NONE:-d}\nUSER 5:6\nWORKDIR /a\nWORKDIR b/$C\nRUN x",
+		{
+			name: "run in both forms", text: "FROM base\nRUN echo $X \\\n  and more\nRUN [\"/bin/echo\", \"$X\"]",
+			want: "FROM base AS 0\nRUN /bin/sh|-c|echo $X   and more " + env + " user= dir=/\nRUN /bin/echo|$X " + env + " user= dir=/\n",
+		},
+		{
+			name: "env, user, workdir", text: "FROM base\nENV A=1 B=$A\nENV C=${A}x D=${NONE:-d}\nUSER 5:6\nWORKDIR /a\nWORKDIR b/$C\nRUN x",
 			want: "FROM base AS 0\nDIR /a 5:6\nDIR /a/b/1x 5:6\nRUN /bin/sh|-c|x env=A=1,B=,C=1x,D=d,FROMBASE=yes,PATH=/bin user=5:6 dir=/a/b/1x\n",
 			config: func(c *sandbox.ImageConfig) {
 				c.Env, c.User, c.WorkDir = []string{"A=1", "B=", "C=1x", "D=d", "FROMBASE=yes", "PATH=/bin"}, "5:6", "/a/b/1x"
-			}},
-		{name: "args: default, given, global, undeclared", args: map[string]string{"GIVEN": "g", "ALSO": "no", "V": "base"},
+			},
+		},
+		{
+			name: "args: default, given, global, undeclared", args: map[string]string{"GIVEN": "g", "ALSO": "no", "V": "base"},
 			text: "ARG V=none\nARG GLOBAL=glob\nFROM $V\nARG GIVEN=x\nARG DEF=d$GIVEN\nARG GLOBAL\nARG NOTHING\nRUN x\n",
-			want: "FROM base AS 0\nRUN /bin/sh|-c|x env=DEF=dg,FROMBASE=yes,GIVEN=g,GLOBAL=glob,PATH=/bin user= dir=/\n"},
-		{name: "env wins over arg", text: "FROM base\nARG A=arg\nENV A=env\nRUN x", args: map[string]string{"A": "given"},
+			want: "FROM base AS 0\nRUN /bin/sh|-c|x env=DEF=dg,FROMBASE=yes,GIVEN=g,GLOBAL=glob,PATH=/bin user= dir=/\n",
+		},
+		{
+			name: "env wins over arg", text: "FROM base\nARG A=arg\nENV A=env\nRUN x", args: map[string]string{"A": "given"},
 			want:   "FROM base AS 0\nRUN /bin/sh|-c|x env=A=env,FROMBASE=yes,PATH=/bin user= dir=/\n",
-			config: func(c *sandbox.ImageConfig) { c.Env = []string{"A=env", "FROMBASE=yes", "PATH=/bin"} }},
-		{name: "proxies are passed and not kept", text: "FROM base\nRUN x", args: map[string]string{"http_proxy": "p"},
-			want: "FROM base AS 0\nRUN /bin/sh|-c|x " + env + " user= dir=/\n  proxies http_proxy=p\n"},
-		{name: "platform arguments", text: "FROM --platform=$BUILDPLATFORM base\nARG TARGETOS\nRUN x",
-			want: "FROM base AS 0\nRUN /bin/sh|-c|x env=FROMBASE=yes,PATH=/bin,TARGETOS=linux user= dir=/\n"},
-		{name: "stages: only those needed", text: "FROM base AS a\nRUN a\nFROM base AS unused\nHEALTHCHECK CMD x\nFROM a AS c\nCOPY --from=a /x /y\nCOPY --from=0 /x /y\nCOPY --from=other:1 /x /y\nFROM base\nRUN last", target: "C",
-			want: "FROM base AS a\nRUN /bin/sh|-c|a " + env + " user= dir=/\nFROM stage AS c\nCOPY x to /y fromstage\nCOPY x to /y fromstage\nCOPY x to /y from=other:1\n"},
-		{name: "a stage hands its args and env down", text: "FROM base AS a\nARG X=1\nENV E=2\nFROM a\nRUN x",
-			want: "FROM base AS a\nFROM stage AS 1\nRUN /bin/sh|-c|x env=E=2,FROMBASE=yes,PATH=/bin,X=1 user= dir=/\n", config: func(c *sandbox.ImageConfig) { c.Env = []string{"E=2", "FROMBASE=yes", "PATH=/bin"} }},
-		{name: "args end with their stage", text: "FROM base AS a\nARG X=1\nFROM base\nRUN x",
-			want: "FROM base AS 1\nRUN /bin/sh|-c|x " + env + " user= dir=/\n"},
-		{name: "scratch", text: "FROM scratch\nCOPY a b /c/", want: "FROM scratch AS 0\nCOPY a|b to /c/\n",
-			config: func(c *sandbox.ImageConfig) { *c = sandbox.ImageConfig{Env: []string{}, WorkDir: "/"} }},
-		{name: "copy with everything", text: "FROM base\nARG U=me\nWORKDIR /w\nCOPY --chown=$U:5 --chmod=0750 --link --exclude=*.$U ./a/ ../b [x]* .\nCOPY [\"with space\", \"d/\"]",
-			want: "FROM base AS 0\nDIR /w \nCOPY a|b|[x]* to /w/ chown=me:5 chmod exclude=*.me\nCOPY with space to /w/d/\n", config: func(c *sandbox.ImageConfig) { c.WorkDir = "/w" }},
-		{name: "copy of heredocs", text: "FROM base\nENV W=world\nCOPY <<A <<'B' <<-C /d/\nhello $W\nA\nraw $W\nB\n\ttabs\nC\n",
-			want: "FROM base AS 0\nCOPY  to /d/ inline=A:hello world/ inline=B:raw $W/ inline=C:tabs/\n", config: func(c *sandbox.ImageConfig) { c.Env = append(c.Env, "W=world") }},
-		{name: "run of heredocs", text: "FROM base\nRUN <<EOF\necho 1\necho 2\nEOF\nRUN python3 <<EOF\nprint()\nEOF\nRUN <<X\n#!/usr/bin/env perl\nsay\nX\n",
-			want: "FROM base AS 0\nRUN /bin/sh|-c|echo 1\necho 2\n " + env + " user= dir=/\nRUN /bin/sh|-c|python3 <<EOF\nprint()\nEOF " + env + " user= dir=/\nRUN  " + env + " user= dir=/\n  script X #!/usr/bin/env perl/say/\n"},
+			config: func(c *sandbox.ImageConfig) { c.Env = []string{"A=env", "FROMBASE=yes", "PATH=/bin"} },
+		},
+		{
+			name: "proxies are passed and not kept", text: "FROM base\nRUN x", args: map[string]string{"http_proxy": "p"},
+			want: "FROM base AS 0\nRUN /bin/sh|-c|x " + env + " user= dir=/\n  proxies http_proxy=p\n",
+		},
+		{
+			name: "platform arguments", text: "FROM --platform=$BUILDPLATFORM base\nARG TARGETOS\nRUN x",
+			want: "FROM base AS 0\nRUN /bin/sh|-c|x env=FROMBASE=yes,PATH=/bin,TARGETOS=linux user= dir=/\n",
+		},
+		{
+			name: "stages: only those needed", text: "FROM base AS a\nRUN a\nFROM base AS unused\nHEALTHCHECK CMD x\nFROM a AS c\nCOPY --from=a /x /y\nCOPY --from=0 /x /y\nCOPY --from=other:1 /x /y\nFROM base\nRUN last", target: "C",
+			want: "FROM base AS a\nRUN /bin/sh|-c|a " + env + " user= dir=/\nFROM stage AS c\nCOPY x to /y fromstage\nCOPY x to /y fromstage\nCOPY x to /y from=other:1\n",
+		},
+		{
+			name: "a stage hands its args and env down", text: "FROM base AS a\nARG X=1\nENV E=2\nFROM a\nRUN x",
+			want: "FROM base AS a\nFROM stage AS 1\nRUN /bin/sh|-c|x env=E=2,FROMBASE=yes,PATH=/bin,X=1 user= dir=/\n", config: func(c *sandbox.ImageConfig) { c.Env = []string{"E=2", "FROMBASE=yes", "PATH=/bin"} },
+		},
+		{
+			name: "args end with their stage", text: "FROM base AS a\nARG X=1\nFROM base\nRUN x",
+			want: "FROM base AS 1\nRUN /bin/sh|-c|x " + env + " user= dir=/\n",
+		},
+		{
+			name: "scratch", text: "FROM scratch\nCOPY a b /c/", want: "FROM scratch AS 0\nCOPY a|b to /c/\n",
+			config: func(c *sandbox.ImageConfig) { *c = sandbox.ImageConfig{Env: []string{}, WorkDir: "/"} },
+		},
+		{
+			name: "copy with everything", text: "FROM base\nARG U=me\nWORKDIR /w\nCOPY --chown=$U:5 --chmod=0750 --link --exclude=*.$U ./a/ ../b [x]* .\nCOPY [\"with space\", \"d/\"]",
+			want: "FROM base AS 0\nDIR /w \nCOPY a|b|[x]* to /w/ chown=me:5 chmod exclude=*.me\nCOPY with space to /w/d/\n", config: func(c *sandbox.ImageConfig) { c.WorkDir = "/w" },
+		},
+		{
+			name: "copy of heredocs", text: "FROM base\nENV W=world\nCOPY <<A <<'B' <<-C /d/\nhello $W\nA\nraw $W\nB\n\ttabs\nC\n",
+			want: "FROM base AS 0\nCOPY  to /d/ inline=A:hello world/ inline=B:raw $W/ inline=C:tabs/\n", config: func(c *sandbox.ImageConfig) { c.Env = append(c.Env, "W=world") },
+		},
+		{
+			name: "run of heredocs", text: "FROM base\nRUN <<EOF\necho 1\necho 2\nEOF\nRUN python3 <<EOF\nprint()\nEOF\nRUN <<X\n#!/usr/bin/env perl\nsay\nX\n",
+			want: "FROM base AS 0\nRUN /bin/sh|-c|echo 1\necho 2\n " + env + " user= dir=/\nRUN /bin/sh|-c|python3 <<EOF\nprint()\nEOF " + env + " user= dir=/\nRUN  " + env + " user= dir=/\n  script X #!/usr/bin/env perl/say/\n",
+		},
 		{name: "add", text: "FROM base\nADD a.tgz b.txt /x/\nADD --unpack=false a.tgz /y", want: "FROM base AS 0\nCOPY a.tgz|b.txt to /x/ unpack\nCOPY a.tgz to /y\n"},
-		{name: "shell, cmd, entrypoint", text: "FROM base\nSHELL [\"/bin/bash\",\"-ec\"]\nRUN x\nCMD serve it\nENTRYPOINT [\"/e\", \"$A\"]",
+		{
+			name: "shell, cmd, entrypoint", text: "FROM base\nSHELL [\"/bin/bash\",\"-ec\"]\nRUN x\nCMD serve it\nENTRYPOINT [\"/e\", \"$A\"]",
 			want: "FROM base AS 0\nRUN /bin/bash|-ec|x " + env + " user= dir=/\n", config: func(c *sandbox.ImageConfig) {
 				c.Shell, c.Cmd, c.Entrypoint = []string{"/bin/bash", "-ec"}, []string{"/bin/bash", "-ec", "serve it"}, []string{"/e", "$A"}
-			}},
+			},
+		},
 		{name: "an entrypoint forgets the base's cmd", text: "FROM base\nENTRYPOINT e", want: "FROM base AS 0\n", config: func(c *sandbox.ImageConfig) {
 			c.Cmd, c.Entrypoint = nil, []string{"/bin/sh", "-c", "e"}
 		}},
-		{name: "what is recorded", text: "FROM base\nLABEL a=1 \"b c\"=\"$FROMBASE x\"\nMAINTAINER me\nEXPOSE 80 53/UDP 8000-8001\nEXPOSE 80/tcp\nVOLUME /data /data\nVOLUME [\"/more\"]\nSTOPSIGNAL SIG$NONE\nSTOPSIGNAL 9",
+		{
+			name: "what is recorded", text: "FROM base\nLABEL a=1 \"b c\"=\"$FROMBASE x\"\nMAINTAINER me\nEXPOSE 80 53/UDP 8000-8001\nEXPOSE 80/tcp\nVOLUME /data /data\nVOLUME [\"/more\"]\nSTOPSIGNAL SIG$NONE\nSTOPSIGNAL 9",
 			want: "FROM base AS 0\n", config: func(c *sandbox.ImageConfig) {
 				c.Labels = map[string]string{"a": "1", "b c": "yes x", "maintainer": "me"}
 				c.ExposedPorts, c.Volumes, c.StopSignal = []string{"53/udp", "80/tcp", "8000/tcp", "8001/tcp"}, []string{"/data", "/more"}, "9"
-			}},
-		{name: "escape directive", text: "# escape=`\nFROM base\nRUN a `\n b\\\nENV P=c:\\x", want: "FROM base AS 0\nRUN /bin/sh|-c|a  b\\ " + env + " user= dir=/\n",
-			config: func(c *sandbox.ImageConfig) { c.Env = []string{"FROMBASE=yes", "P=c:\\x", "PATH=/bin"} }},
+			},
+		},
+		{
+			name: "escape directive", text: "# escape=`\nFROM base\nRUN a `\n b\\\nENV P=c:\\x", want: "FROM base AS 0\nRUN /bin/sh|-c|a  b\\ " + env + " user= dir=/\n",
+			config: func(c *sandbox.ImageConfig) { c.Env = []string{"FROMBASE=yes", "P=c:\\x", "PATH=/bin"} },
+		},
 		{name: "network of a step", text: "FROM base\nRUN --network=none x\nRUN --network=default y", want: "FROM base AS 0\nRUN /bin/sh|-c|x " + env + " user= dir=/\n  offline\nRUN /bin/sh|-c|y " + env + " user= dir=/\n"},
-		{name: "windows line ends, a byte order mark, comments", text: "\ufeff# syntax=docker/dockerfile:1.7\r\nFROM base\r\n# c\r\nRUN a \\\r\n# in between\r\n b\r\n",
-			want: "FROM base AS 0\nRUN /bin/sh|-c|a  b " + env + " user= dir=/\n"},
+		{
+			name: "windows line ends, a byte order mark, comments", text: "\ufeff# syntax=docker/dockerfile:1.7\r\nFROM base\r\n# c\r\nRUN a \\\r\n# in between\r\n b\r\n",
+			want: "FROM base AS 0\nRUN /bin/sh|-c|a  b " + env + " user= dir=/\n",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, stages, err := evaluated(c.text, c.args, c.target)

@@ -156,8 +156,8 @@ func (e *evaluation) add(o op) {
 	e.stage.ops = append(e.stage.ops, o)
 }
 
-func (e *evaluation) note(format string, args ...any) {
-	e.file.notes = append(e.file.notes, note{e.current, fmt.Sprintf(format, args...)})
+func (e *evaluation) note(text string) {
+	e.file.notes = append(e.file.notes, note{e.current, text})
 }
 
 func (e *evaluation) invalid(format string, args ...any) error {

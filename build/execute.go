@@ -191,7 +191,7 @@ func (s *step) failed(err error) error {
 	}
 	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
-		return fmt.Errorf("Dockerfile line %d: %w", s.op.line, err)
+		return fmt.Errorf("line %d of the Dockerfile: %w", s.op.line, err)
 	}
 	if e.Code == codeFailed || e.Code == codeInvalid || e.Code == codeUnsupported {
 		return err

@@ -205,7 +205,7 @@ func (s *step) gather(ctx context.Context, from sandbox.Image) (*Tree, error) {
 // fixed is the part of a source before its first pattern.
 func fixed(src string) string {
 	var parts []string
-	for _, p := range strings.Split(src, "/") {
+	for p := range strings.SplitSeq(src, "/") {
 		if hasPattern(p) {
 			break
 		}

@@ -36,9 +36,7 @@ type note struct {
 // dockerfile_invalid or dockerfile_unsupported, and name and quote the line.
 func parse(text string) (*dockerfile, error) {
 	d := &dockerfile{lines: strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n")}
-	if err := d.syntax(text); err != nil {
-		return nil, err
-	}
+	d.syntax(text)
 	res, err := parser.Parse(strings.NewReader(text))
 	if err != nil {
 		return nil, d.wrap(err, 0)
@@ -65,10 +63,10 @@ func parse(text string) (*dockerfile, error) {
 
 // syntax judges the directive that names another parser. Ours understands
 // docker/dockerfile:1; anything else may mean another language.
-func (d *dockerfile) syntax(text string) error {
+func (d *dockerfile) syntax(text string) {
 	name, _, at, ok := parser.DetectSyntax([]byte(text))
 	if !ok {
-		return nil
+		return
 	}
 	line := 1
 	if len(at) > 0 {
@@ -79,7 +77,6 @@ func (d *dockerfile) syntax(text string) error {
 	if !found && short != "docker/dockerfile" || rest != "" && rest[0] != '.' && rest[0] != '-' && rest[0] != '@' {
 		d.notes = append(d.notes, note{line, fmt.Sprintf("the syntax directive %.80q is ignored: the built-in parser reads docker/dockerfile:1", name)})
 	}
-	return nil
 }
 
 // flags refuses what the parser takes and a sandbox cannot do, by the name

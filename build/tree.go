@@ -328,7 +328,7 @@ func (t *Tree) glob(pattern string) ([]string, error) {
 		return []string{pattern}, nil
 	}
 	names := []string{""}
-	for _, part := range strings.Split(pattern, "/") {
+	for part := range strings.SplitSeq(pattern, "/") {
 		var next []string
 		for _, n := range names {
 			if !hasPattern(part) {

@@ -179,7 +179,7 @@ func (d *daemon) layersAre(t testing.TB, want int) {
 	t.Helper()
 	var got []string
 	if !testenv.Within(30*time.Second, func() bool {
-		got = entries(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
+		got = d.layers(t)
 		return len(got) == want
 	}) {
 		t.Errorf("%d layers on the volume, want %d: %v", len(got), want, got)
@@ -528,7 +528,7 @@ func TestBuildKilled(t *testing.T) {
 	for i := range testenv.Cycles(t, 6, 60) {
 		done := make(chan built, 1)
 		go func() { done <- d.build(t.Context(), req, files) }()
-		time.Sleep(time.Duration(rand.Int64N(int64(length)))) // the moment is what is tried
+		<-time.After(time.Duration(rand.Int64N(int64(length)))) // the moment is what is tried
 		d.kill()
 		<-done
 		d.start()

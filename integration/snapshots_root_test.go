@@ -227,7 +227,7 @@ func TestUndo(t *testing.T) {
 // layers lists the directories of layers on the daemon's volume.
 func (d *daemon) layers(t testing.TB) []string {
 	t.Helper()
-	return names(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
+	return entries(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
 }
 
 // TestResetPaths resets some paths while a process goes on.
