@@ -38,8 +38,16 @@ start_host() {
   rm -rf "$state"
   mkdir -p "$state"
   # setsid: ^C in a terminal must reach vagrant and not libvirtd beneath it.
-  setsid unshare --mount --net --pid --fork --kill-child --mount-proc --propagation private \
-    "$self" host > "$state/host.log" 2>&1 < /dev/null &
+  # Descriptors of the caller's, as those of its locks, are not held along
+  # with a VM that stays.
+  (
+    for fd in /proc/self/fd/*; do
+      fd=${fd##*/}
+      [ "$fd" -le 2 ] || eval "exec $fd>&-"
+    done
+    exec setsid unshare --mount --net --pid --fork --kill-child --mount-proc --propagation private \
+      "$self" host
+  ) > "$state/host.log" 2>&1 < /dev/null &
   for _ in $(seq 300); do
     if [ -e "$state/ready" ]; then
       pgrep -P $! > "$state/pid"
