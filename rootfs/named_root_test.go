@@ -187,7 +187,7 @@ func TestNamedVolumeQuota(t *testing.T) {
 // TestNamedVolumeFullDisk makes volumes on a disk that one of them has filled;
 // the control makes them once there is room again.
 func TestNamedVolumeFullDisk(t *testing.T) {
-	s, _ := openImage(t)
+	s := openXFS(t, testVolume)
 	if err := s.CreateVolume("big", VolumeLimits{}); err != nil {
 		t.Fatal(err)
 	}
