@@ -41,19 +41,19 @@ var heavy = map[string]struct {
 	"deep": {write: func(w io.Writer, n int) error {
 		return entries(func(i int) tarEntry {
 			return tarEntry{name: strings.Repeat("d/", i%200) + fmt.Sprintf("%0200d", i)}
-		})(w, n/10)
+		})(w, n/2)
 	}},
 	"deletions": {write: entries(func(i int) tarEntry { return tarEntry{name: fmt.Sprintf("d%d/.wh.%0200d", i%8, i)} })},
 	"one name":  {write: entries(func(int) tarEntry { return tarEntry{name: "x", data: "x"} })},
 	"big pax headers": {write: func(w io.Writer, n int) error {
 		return entries(func(i int) tarEntry {
 			return tarEntry{name: fmt.Sprint(i), pax: map[string]string{"COMMENT.x": strings.Repeat("x", 1<<20-100)}}
-		})(w, n/4000)
+		})(w, max(n/4000, 20))
 	}},
 	"big attributes": {write: func(w io.Writer, n int) error {
 		return entries(func(i int) tarEntry {
 			return tarEntry{name: fmt.Sprint(i), pax: xattrs("trusted.x", strings.Repeat("x", 1<<19), "security.y", strings.Repeat("y", 1<<18))}
-		})(w, n/4000)
+		})(w, max(n/4000, 20))
 	}},
 	"holes":          {write: func(w io.Writer, _ int) error { return writeSparse(w, 4<<30) }},
 	"gzip of zeroes": {write: zeroTail(300 << 20), pack: func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) }},
@@ -199,7 +199,7 @@ func peak() int64 {
 // of its own. The long run (make soak) has a million entries.
 func TestWeight(t *testing.T) {
 	testenv.Need(t, testenv.Root)
-	n := 20_000
+	n := 10_000
 	if os.Getenv("SANDBOXD_SOAK") != "" {
 		n = 1_000_000
 	}
