@@ -270,3 +270,55 @@ func TestResetPaths(t *testing.T) {
 	}
 	d.agree(t)
 }
+
+// TestSnapshotCarried takes a snapshot from one installation to another.
+func TestSnapshotCarried(t *testing.T) {
+	from, to := install(t, ""), install(t, "")
+	img := smallImage(t, from, "small")
+	from.create(t, sandbox.Spec{Name: "dev", Image: img, Env: map[string]string{"A": "b"}})
+	from.sh(t, "dev", "mkdir /srv/d && echo x >/srv/d/f && ln /srv/d/f /srv/d/g && chmod 4755 /srv/d/f")
+	one := from.snapshot(t, "dev", "one")
+	from.sh(t, "dev", "mv /srv/d /srv/e; echo y >/srv/y")
+	from.snapshot(t, "dev", "two")
+	for _, name := range []string{"one", "two"} {
+		r, err := from.ExportSnapshot(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := to.ImportSnapshot(t.Context(), "", r)
+		if cerr := r.Close(); err != nil || cerr != nil {
+			t.Fatal(err, cerr)
+		}
+		if s.Name != name || s.ID == one.ID || !s.Durable {
+			t.Errorf("imported %+v", s)
+		}
+		const look = "cd /srv; find . -printf '%p %y %m %U:%G %s %n\\n' | sort; cat */f; echo $A"
+		for _, d := range []*daemon{from, to} {
+			if _, err := d.Fork(t.Context(), name, sandbox.ForkRequest{Name: "f" + name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := to.sh(t, "f"+name, look), from.sh(t, "f"+name, look); got != want {
+			t.Errorf("%s there: %q, here: %q", name, got, want)
+		}
+	}
+	r, err := from.ExportSnapshot(t.Context(), "two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, bad := range map[string][]byte{"cut short": archive[:len(archive)/2], "empty": nil, "no archive": []byte("hello"), "another layer": bytes.Replace(archive, []byte("-sha256:"), []byte("-sha256:0"), 1)} {
+		if _, err := to.ImportSnapshot(t.Context(), "bad", bytes.NewReader(bad)); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := to.ImportSnapshot(t.Context(), "", bytes.NewReader(archive)); sandbox.CodeOf(err) != "snapshot_name_taken" {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	if _, err := to.ImportSnapshot(t.Context(), "again", bytes.NewReader(archive)); err != nil {
+		t.Error(err)
+	}
+}

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -333,6 +334,27 @@ func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) { return rand.Text(), 
 
 func (f fakeRoots) ExportPath(context.Context, []string, string, io.Writer) (bool, error) {
 	return false, f.step("rootfs.exportpath", nil)
+}
+
+func (f fakeRoots) Spool() (*os.File, error) { return os.CreateTemp(f.t.TempDir(), "spool") }
+
+func (f fakeRoots) ExportLayer(_ context.Context, stack []string, i int, w io.Writer) (string, error) {
+	_, err := io.WriteString(w, stack[i])
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(stack[i]))), err
+}
+
+func (f fakeRoots) ImportLayer(_ context.Context, diffID string, r io.Reader) (rootfs.LayerInfo, error) {
+	b, err := io.ReadAll(r)
+	if err == nil && diffID != fmt.Sprintf("sha256:%x", sha256.Sum256(b)) {
+		err = sandbox.Errorf(sandbox.ErrInvalid, "image_digest_mismatch", "another layer")
+	}
+	if err != nil {
+		return rootfs.LayerInfo{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.layers[diffID] = true
+	return rootfs.LayerInfo{Digest: diffID}, nil
 }
 
 func (f fakeRoots) FreezeUpper(id sandbox.ID, layer string) error {

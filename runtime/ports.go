@@ -68,6 +68,9 @@ type Roots interface {
 	Flatten(ctx context.Context, layers []string) (string, error)
 	Diff(ctx context.Context, from, to []string, upper sandbox.ID, emit func(sandbox.FileChange) error) error
 	ExportPath(ctx context.Context, stack []string, name string, w io.Writer) (found bool, err error)
+	ExportLayer(ctx context.Context, stack []string, i int, w io.Writer) (diffID string, err error)
+	ImportLayer(ctx context.Context, diffID string, r io.Reader) (rootfs.LayerInfo, error)
+	Spool() (*os.File, error)
 	Sync() error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 	VolumeRoots

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -98,4 +99,22 @@ func (c *Client) Schedules(ctx context.Context, ref string) ([]sandbox.Schedule,
 func (c *Client) RemoveSchedule(ctx context.Context, id string) error {
 	_, err := ask[struct{}](ctx, c, call{method: http.MethodDelete, path: path("schedules", id)})
 	return err
+}
+
+// ExportSnapshot streams a snapshot as an archive that ImportSnapshot takes.
+func (c *Client) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser, error) {
+	resp, err := c.do(ctx, call{method: http.MethodGet, path: path("snapshots", ref, "archive")})
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// ImportSnapshot makes a snapshot of an exported one, of this host or another.
+func (c *Client) ImportSnapshot(ctx context.Context, name string, r io.Reader) (sandbox.Snapshot, error) {
+	q := url.Values{}
+	set(q, "name", name)
+	return ask[sandbox.Snapshot](ctx, c, call{
+		method: http.MethodPost, path: path("snapshots"), query: q, body: r, header: http.Header{"Content-Type": {"application/x-tar"}},
+	})
 }

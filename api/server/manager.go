@@ -51,6 +51,9 @@ type Snapshots interface {
 	// Snapshots lists those of one sandbox or, without a ref, all.
 	Snapshots(ctx context.Context, ref string, kinds ...sandbox.SnapshotKind) ([]sandbox.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref, actor string) (sandbox.Snapshot, error)
+	// ExportSnapshot streams what ImportSnapshot takes.
+	ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser, error)
+	ImportSnapshot(ctx context.Context, name, actor string, r io.Reader) (sandbox.Snapshot, error)
 	// Fork takes a snapshot or a living sandbox.
 	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error)
 	Rollback(ctx context.Context, ref, snapshot, actor string) (sandbox.Sandbox, error)

@@ -20,7 +20,7 @@ var routes = []string{
 	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "GET /v1/pool",
 	"POST /v1/sandboxes/{ref}/snapshots", "GET /v1/snapshots", "GET /v1/snapshots/{ref}", "DELETE /v1/snapshots/{ref}",
 	"POST /v1/snapshots/{ref}/fork", "POST /v1/sandboxes/{ref}/fork", "POST /v1/sandboxes/{ref}/rollback", "POST /v1/sandboxes/{ref}/undo",
-	"GET /v1/sandboxes/{ref}/history", "GET /v1/diff",
+	"GET /v1/sandboxes/{ref}/history", "GET /v1/diff", "GET /v1/snapshots/{ref}/archive", "POST /v1/snapshots",
 	"POST /v1/sandboxes/{ref}/schedules", "GET /v1/schedules", "DELETE /v1/schedules/{id}",
 	"GET /v1/sandboxes/{ref}/usage", "GET /v1/sandboxes/{ref}/output", "GET /v1/sandboxes/{ref}/exec",
 	"POST /v1/sandboxes/{ref}/exec", "GET /v1/run", "POST /v1/run",

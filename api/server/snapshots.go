@@ -36,6 +36,9 @@ type (
 		Target
 		Body *api.ResetRequest
 	}
+	snapshotImport struct {
+		Name string `query:"name" maxLength:"63" doc:"Name, unique among snapshots; empty: the one it had."`
+	}
 	scheduleInput struct {
 		Target
 		Body api.ScheduleRequest
@@ -82,6 +85,30 @@ func (s *server) snapshotRoutes() {
 		Summary: "Forget a snapshot; sandboxes made of it stay as they are", Tags: tags,
 	}, func(ctx context.Context, in *Target) (*result[sandbox.Snapshot], error) {
 		return wrap(s.m.RemoveSnapshot(ctx, in.Ref, actorOf(ctx)))
+	})
+	register(s, huma.Operation{
+		OperationID: "export-snapshot", Method: http.MethodGet, Path: "/v1/snapshots/{ref}/archive", Tags: tags,
+		Summary: "A snapshot as an archive that another host can import",
+		Responses: map[string]*huma.Response{"200": {
+			Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+		}},
+	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
+		body, err := s.m.ExportSnapshot(ctx, in.Ref)
+		if err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(hc huma.Context) {
+			defer s.closeWith(ctx, body)()
+			hc.SetHeader("Content-Type", "application/x-tar")
+			hc.SetStatus(http.StatusOK)
+			s.pour(ctx, requestOf(ctx).w, body)
+		}}, nil
+	})
+	register(s, huma.Operation{
+		OperationID: "import-snapshot", Method: http.MethodPost, Path: "/v1/snapshots", DefaultStatus: http.StatusCreated, Tags: tags,
+		Summary: "Make a snapshot of an exported one", RequestBody: streamBody("application/x-tar"),
+	}, func(ctx context.Context, in *snapshotImport) (*result[sandbox.Snapshot], error) {
+		return wrap(s.m.ImportSnapshot(ctx, in.Name, actorOf(ctx), requestOf(ctx).r.Body))
 	})
 	for path, what := range map[string]string{"/v1/snapshots/{ref}/fork": "snapshot", "/v1/sandboxes/{ref}/fork": "sandbox"} {
 		register(s, huma.Operation{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,7 +21,7 @@ func (c *cli) snapshotCmd() *cobra.Command {
 and outlives its sandbox. 'sandbox fork' makes sandboxes of it, 'sandbox rollback'
 puts its sandbox back on it. Memory and processes are no part of it.`,
 	}
-	cmd.AddCommand(c.snapshotCreateCmd(), c.snapshotLsCmd(), c.snapshotInspectCmd(), c.snapshotRmCmd(), c.diffCmd())
+	cmd.AddCommand(c.snapshotCreateCmd(), c.snapshotLsCmd(), c.snapshotInspectCmd(), c.snapshotRmCmd(), c.diffCmd(), c.snapshotExportCmd(), c.snapshotImportCmd())
 	return cmd
 }
 
@@ -403,5 +404,76 @@ then is removed, and processes go on.`,
 		})
 	}
 	cmd.Flags().StringArrayVar(&only, "only", nil, "reset this path only; repeatable")
+	return cmd
+}
+
+func (c *cli) snapshotExportCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "export SNAPSHOT [FILE]", Short: "Write a snapshot as an archive for another host",
+		Long: `Write a snapshot, with the layers it stands on, as a tar archive that 'sandbox snapshot
+import' takes; to standard output if FILE is - or absent. For an image of it, see
+'sandbox image export'.`,
+		Example: "  sandbox snapshot export before-upgrade | ssh other sandbox snapshot import", Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: c.completeSnapshot,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			out := c.out
+			if len(args) == 2 && args[1] != "-" {
+				f, cerr := os.Create(args[1])
+				if cerr != nil {
+					return cerr
+				}
+				defer func() {
+					if err = errors.Join(err, f.Close()); err != nil {
+						_ = os.Remove(args[1]) // half of an archive is none
+					}
+				}()
+				out = f
+			} else if isTerminal(c.out) {
+				return usage("standard output is a terminal: name a file, or pipe it somewhere")
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			r, err := cl.ExportSnapshot(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(out, r)
+			return errors.Join(err, r.Close())
+		},
+	}
+}
+
+func (c *cli) snapshotImportCmd() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use: "import [flags] [FILE]", Short: "Make a snapshot of an exported one",
+		Long:    "Make a snapshot of the archive 'sandbox snapshot export' wrote, here or on another host; from standard input if FILE is - or absent.",
+		Example: "  sandbox snapshot import --name carried snapshot.tar", Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			src := c.in
+			if len(args) == 1 && args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer func() { _ = f.Close() }() // read only
+				src = f
+			} else if isTerminal(c.in) {
+				return usage("standard input is a terminal: name the archive, or pipe it in")
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			s, err := cl.ImportSnapshot(cmd.Context(), name, src)
+			if err != nil {
+				return err
+			}
+			return c.showLine(s, func() string { return string(s.ID) })
+		},
+	}
+	cmd.Flags().StringVarP(&name, "name", "n", "", "name, unique among snapshots; the one it had if not given")
 	return cmd
 }

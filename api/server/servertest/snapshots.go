@@ -2,7 +2,9 @@ package servertest
 
 import (
 	"context"
+	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -153,4 +155,28 @@ func (m *Memory) RemoveSchedule(_ context.Context, id string) error {
 	defer m.mu.Unlock()
 	m.schedules = slices.DeleteFunc(m.schedules, func(s sandbox.Schedule) bool { return s.ID == id })
 	return m.fail("RemoveSchedule")
+}
+
+// ExportSnapshot implements server.Manager: the archive is the id.
+func (m *Memory) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser, error) {
+	s, err := m.SnapshotOf(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return io.NopCloser(strings.NewReader(string(s.ID))), nil
+}
+
+// ImportSnapshot implements server.Manager; the archive is read.
+func (m *Memory) ImportSnapshot(_ context.Context, name, actor string, r io.Reader) (sandbox.Snapshot, error) {
+	if err := m.fail("ImportSnapshot"); err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := sandbox.Snapshot{ID: sandbox.NewSnapshotID(), Name: name, Owner: actor, Kind: sandbox.SnapshotManual, CreatedAt: time.Now()}
+	m.snapshots = append([]sandbox.Snapshot{s}, m.snapshots...)
+	return s, nil
 }
