@@ -3,7 +3,12 @@
 package integration
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -292,7 +297,7 @@ func TestSnapshotCarried(t *testing.T) {
 		if s.Name != name || s.ID == one.ID || !s.Durable {
 			t.Errorf("imported %+v", s)
 		}
-		const look = "cd /srv; find . -printf '%p %y %m %U:%G %s %n\\n' | sort; cat */f; echo $A"
+		const look = "cd /srv; find . | sort | xargs stat -c '%n %F %a %u:%g %s'; cat */f; [ */f -ef */g ] && echo linked; echo $A"
 		for _, d := range []*daemon{from, to} {
 			if _, err := d.Fork(t.Context(), name, sandbox.ForkRequest{Name: "f" + name}); err != nil {
 				t.Fatal(err)
@@ -321,4 +326,37 @@ func TestSnapshotCarried(t *testing.T) {
 	if _, err := to.ImportSnapshot(t.Context(), "again", bytes.NewReader(archive)); err != nil {
 		t.Error(err)
 	}
+}
+
+// smallImage imports an image of busybox alone and returns its name.
+func smallImage(t testing.TB, d *daemon, name string) string {
+	t.Helper()
+	program, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		t.Fatalf("%v: install busybox-static", err)
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	put := func(h tar.Header, data []byte) {
+		h.Size = int64(len(data))
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, program)
+	for _, applet := range strings.Fields("sh cat ls find sort xargs stat mkdir ln mv rm chmod echo sleep true hostname grep") {
+		put(tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
+	}
+	put(tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755}, nil)
+	put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:*:0:0:root:/:/bin/sh\n"))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.ImportImage(t.Context(), name, &archive); err != nil {
+		t.Fatal(err)
+	}
+	return name
 }
