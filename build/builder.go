@@ -74,13 +74,17 @@ const (
 // stagesAtOnce is how many stages of one build run at the same time.
 const stagesAtOnce = 2
 
+// waiting is how many builds may wait for each that may run.
+const waiting = 4
+
 // cleanUpTime bounds the removal of a step's sandbox.
 const cleanUpTime = 30 * time.Second
 
 // Builder builds images. It is safe for concurrent use.
 type Builder struct {
-	cfg  Config
-	turn *semaphore.Weighted
+	cfg   Config
+	queue *semaphore.Weighted // builds that run or wait: each has files on disk
+	turn  *semaphore.Weighted // builds that run
 }
 
 // New returns a builder. Files of a predecessor's builds are deleted.
@@ -91,7 +95,8 @@ func New(cfg Config) (*Builder, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of builds: %w", err)
 	}
-	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(int64(max(cfg.AtOnce, 1)))}, nil
+	n := int64(max(cfg.AtOnce, 1))
+	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(n), queue: semaphore.NewWeighted(n * (1 + waiting))}, nil
 }
 
 // Tell takes the events of a build, one at a time. Its error ends the build.
@@ -106,7 +111,7 @@ type Tell func(sandbox.BuildEvent) error
 // ErrInvalid with code dockerfile_invalid, dockerfile_unsupported,
 // bad_context or build_step_failed; ErrTooLarge with code context_too_large;
 // ErrNotFound with code image_not_found; ErrDeadline with code build_timeout;
-// ErrExhausted with code volume_full or disk_full.
+// ErrExhausted with code volume_full, disk_full or builds_exhausted.
 func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.Reader, tell Tell) (sandbox.Image, error) {
 	if err := req.Validate(); err != nil {
 		return sandbox.Image{}, err
@@ -114,6 +119,10 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 	if !samePlatform(req.Platform) && req.Platform != "" {
 		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrUnsupported, "build_platform", "platform %.40q: only %s can be built here", req.Platform, hostPlatform())
 	}
+	if !b.queue.TryAcquire(1) {
+		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "too many builds are waiting already: try again when one is done")
+	}
+	defer b.queue.Release(1)
 	tree, err := b.receive(ctx, files)
 	if err != nil {
 		return sandbox.Image{}, err

@@ -170,7 +170,7 @@ func (a *archiver) write(w io.Writer, plan []placed) error {
 	buffered := bufio.NewWriterSize(w, 256<<10)
 	a.tw, a.done = tar.NewWriter(buffered), map[string]bool{a.anchor: true, "/": true}
 	for _, p := range plan {
-		if p.to == a.anchor || p.made && a.done[p.to] {
+		if p.to == a.anchor || p.made && a.done[p.to] || p.entry.kind == dir && mountPoint(p.to) {
 			continue
 		}
 		if err := a.above(path.Dir(p.to)); err != nil {
@@ -183,9 +183,15 @@ func (a *archiver) write(w io.Writer, plan []placed) error {
 	return errors.Join(a.tw.Close(), buffered.Flush())
 }
 
+// mountPoint tells of the directories on which a sandbox has file systems of
+// the kernel's: they are there, and not the step's to change.
+func mountPoint(name string) bool {
+	return name == "/dev" || name == "/proc" || name == "/sys"
+}
+
 // above writes the directories above a file that nobody has written.
 func (a *archiver) above(at string) error {
-	if a.done[at] {
+	if a.done[at] || mountPoint(at) {
 		return nil
 	}
 	if err := a.above(path.Dir(at)); err != nil {

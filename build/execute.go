@@ -298,6 +298,9 @@ func (s *step) output(out sandbox.Output, t *tail) error {
 	if out.Stream == sandbox.Stderr {
 		stream = "stderr"
 	}
+	if out.Dropped > 0 { // whoever listens is slower than what speaks
+		out.Data = append(fmt.Appendf(nil, "[%d bytes of output are lost]\n", out.Dropped), out.Data...)
+	}
 	for data := out.Data; len(data) > 0; {
 		n := min(len(data), maxPiece)
 		t.add(data[:n])

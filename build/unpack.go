@@ -103,7 +103,9 @@ func (s *step) unpack(ctx context.Context, f inside, t *Tree, e *entry, as *owne
 	})
 }
 
-// repack copies an archive, with other owners if asked for.
+// repack copies an archive, with other owners if asked for. Devices are left
+// out, as they are of any image, and what lies where a sandbox has file
+// systems of the kernel's: archives of whole systems are full of both.
 func (s *step) repack(w io.Writer, r io.Reader, e *entry, as *owner) error {
 	out := bufio.NewWriterSize(w, 256<<10)
 	tr, tw := tar.NewReader(r), tar.NewWriter(out)
@@ -114,6 +116,9 @@ func (s *step) repack(w io.Writer, r io.Reader, e *entry, as *owner) error {
 		}
 		if err != nil {
 			return s.badArchive(e, err)
+		}
+		if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock || kernels(path.Join(s.op.copy.dest, clean(h.Name))) {
+			continue
 		}
 		if as != nil {
 			h.Uid, h.Gid, h.Uname, h.Gname = as.uid, as.gid, "", ""
@@ -135,6 +140,16 @@ func (s *step) repack(w io.Writer, r io.Reader, e *entry, as *owner) error {
 			return s.badArchive(e, err)
 		}
 	}
+}
+
+// kernels tells of what lies in a file system of the kernel's.
+func kernels(name string) bool {
+	for ; name != "/" && name != "."; name = path.Dir(name) {
+		if mountPoint(name) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *step) badArchive(e *entry, err error) error {

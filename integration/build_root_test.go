@@ -418,6 +418,50 @@ raw $HOME
 	}
 }
 
+// TestBuildOfAWholeSystem: the way base images are made, of an archive with
+// all that such archives have.
+func TestBuildOfAWholeSystem(t *testing.T) {
+	d := install(t, "")
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []tar.Header{
+		{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "./dev/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "./dev/console", Typeflag: tar.TypeChar, Devmajor: 5, Devminor: 1},
+		{Name: "./proc/", Typeflag: tar.TypeDir, Mode: 0o555},
+		{Name: "./sys/", Typeflag: tar.TypeDir, Mode: 0o555},
+		{Name: "./tmp/", Typeflag: tar.TypeDir, Mode: 0o1777},
+		{Name: "./usr/bin/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "./bin", Typeflag: tar.TypeSymlink, Linkname: "usr/bin"},
+		{Name: "./bin/su", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 3, Gid: 4},
+		{Name: "./usr/bin/su2", Typeflag: tar.TypeLink, Linkname: "./usr/bin/su"},
+	} {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out := d.mustBuild(t, sandbox.BuildRequest{Dockerfile: `FROM scratch AS system
+ADD root.tar /
+FROM host
+COPY --from=system / /system/
+RUN cd /system && find . \( -type l -printf '%p -> %l\n' \) -o -printf '%p %y %m %U:%G\n' | grep -v '^./etc' | sort
+`}, archiveOf(t, file{name: "root.tar", data: b.String()})).output
+	const want = `. d 755 0:0
+./bin -> usr/bin
+./tmp d 1777 0:0
+./usr d 755 0:0
+./usr/bin d 755 0:0
+./usr/bin/su f 4755 3:4
+./usr/bin/su2 f 4755 3:4
+`
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
 // TestBuildFailures: each leaves no image and nothing else, and says where.
 func TestBuildFailures(t *testing.T) {
 	d := install(t, "")
