@@ -7,6 +7,7 @@
 //	probe status             tell ids, capabilities, no_new_privs and seccomp
 //	probe dial NET/ADDR...   connect to each address
 //	probe listen NET/ADDR    accept connections until killed
+//	probe tree DIR [OP]      change the tree as OP says (JSON); list it
 //
 // try, status and dial write a JSON object: name to outcome, "ok" or the error.
 package main
@@ -59,6 +60,10 @@ func run(args []string) error {
 		return tell(targets, dial)
 	case verb == "listen" && len(args) == 1:
 		return listen(args[0])
+	case verb == "tree" && len(args) == 1:
+		return tree(args[0], "")
+	case verb == "tree" && len(args) == 2:
+		return tree(args[0], args[1])
 	}
 	return fmt.Errorf("unknown: %s %q", verb, args)
 }
