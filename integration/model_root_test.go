@@ -43,7 +43,7 @@ type modelSnap struct {
 	id     sandbox.SnapshotID
 	kind   sandbox.SnapshotKind
 	of     *modelBox
-	parent *modelSnap // nil: the image
+	parent *modelSnap
 	dir    string
 	files  listing
 	gone   bool
@@ -347,8 +347,8 @@ func (m *model) snapshot(b *modelBox) {
 func (m *model) took(b *modelBox, s sandbox.Snapshot) *modelSnap {
 	snap := &modelSnap{id: s.ID, kind: s.Kind, of: b, parent: b.point, dir: filepath.Join(m.dir, m.fresh("snap")), files: b.files}
 	copyModel(m.t, b.dir, snap.dir)
-	if want := m.visible(b.point); s.Parent != want {
-		m.t.Errorf("snapshot %s of %s has parent %q, want %q", s.ID, b.name, s.Parent, want)
+	if s.Parent != b.point.id {
+		m.t.Errorf("snapshot %s of %s has parent %q, want %q", s.ID, b.name, s.Parent, b.point.id)
 	}
 	m.snaps = append(m.snaps, snap)
 	b.point = snap
@@ -361,22 +361,26 @@ func (m *model) took(b *modelBox, s sandbox.Snapshot) *modelSnap {
 	return snap
 }
 
-// visible is the id of the nearest snapshot that was not removed.
-func (m *model) visible(s *modelSnap) sandbox.SnapshotID {
-	for ; s != nil; s = s.parent {
-		if !s.gone {
-			return s.id
+// forget removes a snapshot of the model. What came after it now comes after
+// what was before it; but what was made of it has no more before it.
+func (m *model) forget(s *modelSnap) {
+	s.gone = true
+	for _, after := range m.snaps {
+		if after.parent == s && after.of.base != s {
+			after.parent = s.parent
 		}
 	}
-	return ""
+	for _, b := range m.boxes {
+		if b.point == s && b.base != s {
+			b.point = s.parent
+		}
+	}
 }
 
 // back returns the snapshots that undo can go back to, nearest first.
 func (m *model) back(b *modelBox) (history []*modelSnap) {
-	for s := b.point; s != nil && s.id != "" && s != b.base; s = s.parent {
-		if !s.gone {
-			history = append(history, s)
-		}
+	for s := b.point; s.id != "" && s != b.base && !s.gone; s = s.parent {
+		history = append(history, s)
 	}
 	return history
 }
@@ -393,8 +397,12 @@ func (m *model) undo(b *modelBox) {
 	if err != nil {
 		m.t.Errorf("history of %s: %v", b.name, err)
 	}
+	var ids []sandbox.SnapshotID
+	for _, s := range history {
+		ids = append(ids, s.id)
+	}
 	if h.Changed != changed || !slices.EqualFunc(h.Points, history, func(a sandbox.Snapshot, b *modelSnap) bool { return a.ID == b.id }) {
-		m.t.Errorf("history of %s: %+v, want %+v, changed %v", b.name, h, history, changed)
+		m.t.Errorf("history of %s: %+v, want %v, changed %v", b.name, h, ids, changed)
 		return
 	}
 	back := history
@@ -471,9 +479,9 @@ func (m *model) remove(b *modelBox) {
 		m.t.Errorf("remove %s: %v", b.name, err)
 	}
 	m.boxes = slices.DeleteFunc(m.boxes, func(o *modelBox) bool { return o == b })
-	for _, s := range m.snaps {
-		if s.of == b && s.kind != sandbox.SnapshotManual {
-			s.gone = true
+	for _, s := range slices.Backward(m.snaps) {
+		if s.of == b && !s.gone && s.kind != sandbox.SnapshotManual {
+			m.forget(s)
 		}
 	}
 }
@@ -489,7 +497,7 @@ func (m *model) removeSnapshot() {
 	if _, err := m.d.RemoveSnapshot(m.t.Context(), string(s.id)); err != nil {
 		m.t.Errorf("remove snapshot %s: %v", s.id, err)
 	}
-	s.gone = true
+	m.forget(s)
 }
 
 // background starts a process that goes on, or ends it.

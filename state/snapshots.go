@@ -27,15 +27,19 @@ const (
 	sqlDropSnapshots   = `DELETE FROM snapshots WHERE status = 'creating' AND id NOT IN (SELECT json_extract(pending, '$.snapshot.id') FROM sandboxes WHERE pending <> '')`
 	sqlSnapshotDurable = `UPDATE snapshots SET boot_id = '', record = json_set(record, '$.durable', json('true')) WHERE id = ?1 AND status = 'ready'`
 	sqlSnapshotCounted = `UPDATE snapshots SET record = json_set(record, '$.size_bytes', ?2, '$.files', ?3) WHERE id = ?1 AND status = 'ready'`
-	sqlRelink          = `UPDATE snapshots SET record = json_set(record, '$.parent', ?2) WHERE json_extract(record, '$.parent') = ?1`
-	sqlRepoint         = `UPDATE sandboxes SET point = ?2 WHERE point = ?1 AND status NOT IN ('completed', 'failed')`
-	sqlDeleteSnapshot  = `DELETE FROM snapshots WHERE id = ? AND status = 'ready' RETURNING record`
-	sqlSnapshot        = `SELECT record FROM snapshots WHERE id = ? AND status = 'ready'`
-	sqlSnapshotThere   = `SELECT id FROM snapshots WHERE id = ? AND status = 'ready'`
-	sqlSnapshotNamed   = `SELECT record FROM snapshots WHERE name = ? AND name <> '' AND status = 'ready'`
-	sqlSnapshotPrefix  = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?2 AND status = 'ready' ORDER BY id LIMIT 2`
-	sqlSnapshots       = `SELECT record FROM snapshots WHERE status = 'ready' AND (?1 = '' OR sandbox = ?1) ORDER BY created_at DESC, id DESC`
-	sqlLostSnapshots   = `SELECT record FROM snapshots WHERE status = 'ready' AND boot_id <> '' AND boot_id <> ?`
+	// The history of what was made of a snapshot ends there, also once that is
+	// gone: it is not part of the history of what the snapshot was taken of.
+	sqlRelink = `UPDATE snapshots SET record = json_set(record, '$.parent', ?2)
+		WHERE json_extract(record, '$.parent') = ?1 AND json_extract(record, '$.spec.snapshot') IS NOT ?1`
+	sqlRepoint = `UPDATE sandboxes SET point = ?2
+		WHERE point = ?1 AND status NOT IN ('completed', 'failed') AND json_extract(spec, '$.snapshot') IS NOT ?1`
+	sqlDeleteSnapshot = `DELETE FROM snapshots WHERE id = ? AND status = 'ready' RETURNING record`
+	sqlSnapshot       = `SELECT record FROM snapshots WHERE id = ? AND status = 'ready'`
+	sqlSnapshotThere  = `SELECT id FROM snapshots WHERE id = ? AND status = 'ready'`
+	sqlSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ? AND name <> '' AND status = 'ready'`
+	sqlSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?2 AND status = 'ready' ORDER BY id LIMIT 2`
+	sqlSnapshots      = `SELECT record FROM snapshots WHERE status = 'ready' AND (?1 = '' OR sandbox = ?1) ORDER BY created_at DESC, id DESC`
+	sqlLostSnapshots  = `SELECT record FROM snapshots WHERE status = 'ready' AND boot_id <> '' AND boot_id <> ?`
 
 	sqlFlattened    = `SELECT layer FROM flattened WHERE layers = ?`
 	sqlPutFlattened = `INSERT INTO flattened (layers, layer) VALUES (?1, ?2) ON CONFLICT (layers) DO UPDATE SET layer = ?2`
