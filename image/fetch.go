@@ -216,8 +216,7 @@ func stalled(ctx context.Context, r *repository, err error) error {
 	if errors.Is(context.Cause(ctx), errStalled) {
 		return &passing{err: sandbox.Errorf(sandbox.ErrUnavailable, "registry_unreachable", "registry %s has stopped sending: is the way to it overloaded?", r.at.host)}
 	}
-	var de *diskError
-	if errors.As(err, &de) {
+	if de, ok := errors.AsType[*diskError](err); ok {
 		return spaceError("keep a layer", de.err)
 	}
 	if _, ok := errors.AsType[*passing](err); ok {
@@ -272,7 +271,7 @@ func (t *transfer) pour(r io.Reader, alive func()) error {
 // small fetches a blob that fits into memory: a configuration.
 func (r *repository) small(ctx context.Context, d descriptor, limit int64) (b []byte, err error) {
 	what := "configuration " + d.Digest
-	err = r.retry(ctx, "read "+what, nil, func(ctx context.Context) error {
+	err = r.retry(ctx, "read "+what, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, headerTimeout+r.s.cfg.Stall)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url("blobs", d.Digest), http.NoBody)

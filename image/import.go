@@ -302,7 +302,7 @@ func (a *archive) image(ctx context.Context, req sandbox.ImportRequest) (sandbox
 	}
 	img := sandbox.Image{
 		Name: name, Digest: f.m.digest, Kind: sandbox.ImageOCI, Layers: stack(cfg.RootFS.DiffIDs), Config: record, CreatedAt: time.Now().UTC(),
-		IndexDigest: f.index, Platform: cfg.platform.String(),
+		IndexDigest: f.index, Platform: cfg.String(),
 	}
 	return img, a.s.adopt(&img, f.m, f.cfg)
 }

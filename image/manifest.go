@@ -74,11 +74,10 @@ type manifest struct {
 	Layers        []descriptor      `json:"layers"`
 	Annotations   map[string]string `json:"annotations,omitempty"`
 
-	Manifests []descriptor      `json:"-"`
-	ArtType   string            `json:"-"`
-	raw       []byte            // as it came
-	digest    string            // of raw
-	history   []json.RawMessage // of schema 1
+	Manifests []descriptor `json:"-"`
+	ArtType   string       `json:"-"`
+	raw       []byte       // as it came
+	digest    string       // of raw
 }
 
 // isIndex tells an index from a manifest.

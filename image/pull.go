@@ -261,7 +261,7 @@ func (p *pull) remember(d descriptor, diffID string) error {
 func (p *pull) image(name string) (sandbox.Image, error) {
 	img := sandbox.Image{
 		Name: name, Digest: p.m.digest, Kind: sandbox.ImageOCI, Layers: stack(p.cfg.RootFS.DiffIDs), Config: p.record, CreatedAt: time.Now().UTC(),
-		Reference: p.ref.String(), IndexDigest: p.index, Platform: p.cfg.platform.String(),
+		Reference: p.ref.String(), IndexDigest: p.index, Platform: p.cfg.String(),
 	}
 	return img, p.s.adopt(&img, p.m, p.rawCfg)
 }

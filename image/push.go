@@ -169,7 +169,7 @@ func (p *push) finish(ctx context.Context) (sandbox.Pushed, error) {
 
 // has asks whether the repository has a blob.
 func (r *repository) has(ctx context.Context, digest string) (there bool, err error) {
-	err = r.retry(ctx, "ask for "+digest, nil, func(ctx context.Context) error {
+	err = r.retry(ctx, "ask for "+digest, func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodHead, r.url("blobs", digest), http.NoBody)
 		if err != nil {
 			return err
@@ -239,7 +239,7 @@ func (r *repository) upload(ctx context.Context, d descriptor, open func() (io.R
 	if there || err != nil {
 		return 0, err
 	}
-	err = r.retry(ctx, "send "+d.Digest, nil, func(ctx context.Context) error {
+	err = r.retry(ctx, "send "+d.Digest, func(ctx context.Context) error {
 		begun, err := r.begin(ctx, nil)
 		if err != nil {
 			return err
@@ -287,7 +287,7 @@ func (t *told) Read(b []byte) (int, error) {
 
 // putManifest names a manifest whose parts the repository has.
 func (r *repository) putManifest(ctx context.Context, tag string, m *manifest) error {
-	return r.retry(ctx, "name the manifest", nil, func(ctx context.Context) error {
+	return r.retry(ctx, "name the manifest", func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPut, r.url("manifests", tag), bytes.NewReader(m.raw))
 		if err != nil {
 			return err

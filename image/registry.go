@@ -99,7 +99,7 @@ func (s *Store) open(ctx context.Context, at endpoint, path string, scopes ...st
 		})
 	}
 	r := &repository{s: s, at: at, path: path, base: "https://" + host + "/v2/", plain: guarded.plain}
-	err = r.retry(ctx, "greet the registry", nil, func(ctx context.Context) error {
+	err = r.retry(ctx, "greet the registry", func(ctx context.Context) error {
 		t, err := transport.NewWithContext(ctx, reg, who, transport.NewUserAgent(guarded, "sandboxd/"+s.cfg.Version), scopes)
 		if err != nil {
 			return r.wireError(err)
@@ -191,9 +191,8 @@ const (
 	maxWished   = 30 * time.Second // of a pause the registry asks for
 )
 
-// retry repeats f while its faults are of the passing kind. tell hears of
-// each.
-func (r *repository) retry(ctx context.Context, doing string, tell func(error), f func(context.Context) error) error {
+// retry repeats f while its faults are of the passing kind.
+func (r *repository) retry(ctx context.Context, doing string, f func(context.Context) error) error {
 	for attempt := 1; ; attempt++ {
 		err := f(ctx)
 		if err == nil {
@@ -207,9 +206,6 @@ func (r *repository) retry(ctx context.Context, doing string, tell func(error), 
 			return err
 		case attempt == maxAttempts:
 			return p.err
-		}
-		if tell != nil {
-			tell(p.err)
 		}
 		if err := r.s.pause(ctx, attempt, p.after); err != nil {
 			return fmt.Errorf("image: %s: %w", doing, err)
@@ -356,7 +352,7 @@ func (r *repository) getManifest(ctx context.Context, ref string) (m *manifest, 
 	if sandbox.ValidDigest(ref) {
 		what = "manifest " + r.path + "@" + ref
 	}
-	err = r.retry(ctx, "read "+what, nil, func(ctx context.Context) error {
+	err = r.retry(ctx, "read "+what, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, headerTimeout+r.s.cfg.Stall)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url("manifests", ref), http.NoBody)

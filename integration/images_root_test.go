@@ -157,6 +157,83 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
+// TestPushOfFiles sends the files of a sandbox and of a snapshot to the registry
+// their image is of: only what was written is sent, and it comes back.
+func TestPushOfFiles(t *testing.T) {
+	l := makeLayout(t, 8<<20)
+	g := startRegistry(t, false)
+	l.push(g, "app:1")
+	d := install(t, "")
+	before := d.imageFiles(t)
+	// The image is pulled because its name says which registry has it.
+	out, errs, code := d.cli(t, nil, "", "run", "--rm", "--image", g.host+"/app:1", "--", "again")
+	if code != 0 || out != "hello again from app in /srv with hi\n" {
+		t.Fatalf("exit %d, %q, %s", code, out, errs)
+	}
+	if out, errs, code = d.cli(t, nil, "", "run", "--rm", "--image", g.host+"/app:1", "--entrypoint", "id", "--", "-un"); code != 0 || out != "app\n" {
+		t.Errorf("another entrypoint: exit %d, %q, %s", code, out, errs)
+	}
+	if _, errs, code = d.cli(t, nil, "", "run", "--rm", "--image", "nothere:1"); code == 0 || !strings.Contains(errs, "image pull") {
+		t.Errorf("an image that is not here: exit %d, %s", code, errs)
+	}
+	sb := d.create(t, sandbox.Spec{Image: g.host + "/app:1", User: "0"})
+	ref := string(sb.ID)
+	d.sh(t, ref, "echo first > /srv/made; rm /srv/app-again; mkdir -p /opt/new && mv /srv /srv2 && mv /srv2 /srv")
+	snap, err := d.Snapshot(t.Context(), ref, sandbox.SnapshotRequest{Name: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sh(t, ref, "echo second > /srv/made")
+	for i, source := range []string{string(snap.ID), ref} {
+		to := g.host + "/states/app:" + []string{"snapshot", "sandbox"}[i]
+		pushed, err := d.PushImage(t.Context(), sandbox.PushRequest{Source: source, Reference: to}, nil)
+		if err != nil || pushed.Uploaded == 0 || pushed.Uploaded > pushed.Size/10 {
+			t.Errorf("push of %s: %+v %v", source, pushed, err)
+		}
+		img, err := d.PullImage(t.Context(), sandbox.PullRequest{Reference: to}, nil)
+		if err != nil || img.Config.User != "app" {
+			t.Fatalf("%+v %v", img, err)
+		}
+		back := d.create(t, sandbox.Spec{Image: to, User: "0"})
+		want := []string{"first", "second"}[i]
+		if got := d.sh(t, string(back.ID), "cat /srv/made; test ! -e /srv/app-again && test -d /opt/new && ls /srv"); got != want+"\napp\nmade" {
+			t.Errorf("%s came back as %q", source, got)
+		}
+	}
+	if all, err := d.Snapshots(t.Context(), ""); err != nil || len(all) != 1 {
+		t.Errorf("%d snapshots, %v; want the one that was asked for", len(all), err)
+	}
+	// The same by archive, and refused for what stands on the host's files.
+	archive := filepath.Join(t.TempDir(), "x.tar")
+	if _, errs, code := d.cli(t, nil, "", "image", "export", "-f", archive, string(snap.ID)); code != 0 {
+		t.Error(errs)
+	}
+	skopeo(t, "copy", "oci-archive:"+archive, "oci:"+t.TempDir()+"/check:1")
+	host := d.create(t, sandbox.Spec{})
+	if _, err := d.PushImage(t.Context(), sandbox.PushRequest{Source: string(host.ID), Reference: g.host + "/x"}, nil); sandbox.CodeOf(err) != "image_unsupported" {
+		t.Errorf("a sandbox of the host image: %v", err)
+	}
+	if pruned, err := d.PruneImages(t.Context(), sandbox.PruneRequest{All: true}); err != nil || len(pruned.Images) != 0 {
+		t.Errorf("pruned what is in use: %+v %v", pruned, err)
+	}
+	d.removeAll(t.Context())
+	if _, err := d.RemoveSnapshot(t.Context(), string(snap.ID)); err != nil {
+		t.Fatal(err)
+	}
+	var pruned sandbox.Pruned
+	if !testenv.Within(15*time.Second, func() bool { // sandboxes that have just ended
+		more, err := d.PruneImages(t.Context(), sandbox.PruneRequest{})
+		pruned.Images, pruned.FreedBytes = append(pruned.Images, more.Images...), pruned.FreedBytes+more.FreedBytes
+		return err == nil && len(pruned.Images) == 3
+	}) {
+		t.Errorf("pruned %+v", pruned)
+	}
+	if pruned.FreedBytes < l.bytes {
+		t.Errorf("%d bytes were freed, want at least %d", pruned.FreedBytes, l.bytes)
+	}
+	d.imagesGone(t, before)
+}
+
 // TestRegistryAuth needs a password, which comes from where docker login keeps
 // it, from a helper, from the command line or from the daemon's configuration.
 func TestRegistryAuth(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -417,14 +416,4 @@ func (d *daemon) peakRSS(t testing.TB) int64 {
 	}
 	t.Fatal("no VmHWM in the daemon's status")
 	return 0
-}
-
-// decode reads JSON or fails the test.
-func decode[T any](t testing.TB, s string) T {
-	t.Helper()
-	var v T
-	if err := json.Unmarshal([]byte(s), &v); err != nil {
-		t.Fatalf("%v: %s", err, s)
-	}
-	return v
 }

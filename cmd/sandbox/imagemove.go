@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,12 +59,7 @@ func (f *registryFlags) auth(c *cli, ref sandbox.ImageRef) (*sandbox.RegistryAut
 }
 
 func (f *registryFlags) plainWith(ref sandbox.ImageRef) bool {
-	for _, h := range f.plain {
-		if h == ref.Host {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(f.plain, ref.Host)
 }
 
 func (c *cli) imagePullCmd() *cobra.Command {

@@ -139,7 +139,8 @@ func bar(n, of int64) string {
 // shortDigest is enough of a layer's name to tell it from others.
 func shortDigest(s string) string {
 	_, s, _ = strings.Cut(s, ":")
-	return clip(plain(s), 12)
+	s = plain(s)
+	return s[:min(len(s), 12)]
 }
 
 // packLayout writes the folder of an OCI layout as an archive, its index

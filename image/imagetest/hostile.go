@@ -226,7 +226,8 @@ func hostileDocuments() []Hostile {
 	}
 	firstLayer := func(change func(*Descriptor)) func(_, manifest map[string]any) {
 		return func(_, manifest map[string]any) {
-			layers := append([]Descriptor(nil), manifest["layers"].([]Descriptor)...)
+			layers, _ := manifest["layers"].([]Descriptor) // as New made them
+			layers = append([]Descriptor(nil), layers...)
 			change(&layers[0])
 			manifest["layers"] = layers
 		}
