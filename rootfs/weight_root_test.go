@@ -55,16 +55,16 @@ var heavy = map[string]struct {
 			return tarEntry{name: fmt.Sprint(i), pax: xattrs("trusted.x", strings.Repeat("x", 1<<19), "security.y", strings.Repeat("y", 1<<18))}
 		})(w, max(n/4000, 20))
 	}},
-	"holes":          {write: func(w io.Writer, _ int) error { return writeSparse(w, 4<<30) }},
-	"gzip of zeroes": {write: zeroTail(300 << 20), pack: func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) }},
-	"zstd bomb":      {write: zeroTail(300 << 20), pack: zstdWith(8 << 20), code: "image_too_large"},
-	"zstd, a large window": {write: func(w io.Writer, _ int) error {
+	"holes":          {write: func(w io.Writer, _ int) error { return writeSparse(w, 2<<30) }},
+	"gzip of zeroes": {write: zeroTail(64 << 20), pack: func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) }},
+	"zstd of zeroes": {write: zeroTail(64 << 20), pack: zstdWith(8 << 20)},
+	"zstd, a large window": {write: func(w io.Writer, n int) error {
 		rnd := rand.NewChaCha8([32]byte{1})
 		return entries(func(i int) tarEntry {
 			b := make([]byte, 1<<20)
 			_, _ = rnd.Read(b)
 			return tarEntry{name: fmt.Sprint(i), data: string(b)}
-		})(w, 150)
+		})(w, max(n/6000, 40)) // MiB; in the long run, more than the window
 	}, pack: zstdWith(zstdWindow)},
 	"zstd, too large a window": {write: zeroTail(1 << 20), pack: zstdWith(2 * zstdWindow), code: "image_too_large"},
 }
