@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -120,9 +122,13 @@ func (m *Manager) collectLayers(ctx context.Context) error {
 	}
 	var errs []error
 	for _, l := range layers {
-		if !slices.Contains(used, l) {
-			errs = append(errs, m.roots.RemoveLayer(l))
+		if slices.Contains(used, l) {
+			continue
 		}
+		if strings.HasPrefix(l, rootfs.UpperPrefix) {
+			errs = append(errs, m.state.ForgetFlattened(ctx, l)) // what it stood for, if it was a flattened one
+		}
+		errs = append(errs, m.roots.RemoveLayer(l))
 	}
 	return errors.Join(append(errs, m.tidyLibrary(ctx, used))...)
 }

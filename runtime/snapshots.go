@@ -214,7 +214,7 @@ func (m *Manager) tryFlatten(ctx context.Context, snap sandbox.Snapshot) error {
 	if len(own) < 2 || slices.ContainsFunc(own, func(l string) bool { return !strings.HasPrefix(l, rootfs.UpperPrefix) }) {
 		return nil
 	}
-	if done, err := m.state.Flattened(ctx, own); err != nil || done != "" {
+	if done, err := m.state.Flattened(ctx, own); err != nil || done != "" && m.roots.HasLayer(done) {
 		return err
 	}
 	layer, err := m.roots.Flatten(ctx, own)
