@@ -52,6 +52,7 @@ var testsAlso = map[string][]string{
 	"api/server":    {"api/client", "api/server/servertest"},
 	"api/client":    {"api/server", "api/server/servertest"},
 	"cmd/sandbox":   {"api/server", "api/server/servertest"},
+	"runtime":       {"build"}, // that both use the same words
 	"runtime/guest": {"internal/seccomp"},
 	"image":         {"image/imagetest"},
 	"integration":   {"api", "api/server/servertest", "image/imagetest"}, // the bad inputs that server is tested with
