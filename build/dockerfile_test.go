@@ -172,7 +172,9 @@ func TestSupportedInstructions(t *testing.T) {
 			if c.config != nil {
 				c.config(&want)
 			}
-			if diff := cmp.Diff(want, stages[len(stages)-1].config); diff != "" {
+			got := stages[len(stages)-1].config
+			got.History = nil // TestHistory
+			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("config (-want +got):\n%s", diff)
 			}
 		})
@@ -281,6 +283,26 @@ func TestNotes(t *testing.T) {
 		if d, _, err := evaluated(text, nil, ""); err != nil || len(d.notes) > 0 {
 			t.Errorf("%q: notes %v, %v", text, d.notes, err)
 		}
+	}
+}
+
+// TestHistory: what an image tells of its making has no values of arguments.
+func TestHistory(t *testing.T) {
+	_, stages, err := evaluated("FROM base AS a\nARG SECRET\nRUN echo $SECRET\nFROM a\nENV A=1\nCOPY x /y\nRUN "+strings.Repeat("x", 600), map[string]string{"SECRET": "hidden"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := stages[1].config.History
+	want := []sandbox.ImageHistory{
+		{CreatedBy: "ARG SECRET", Empty: true}, {CreatedBy: "RUN echo $SECRET"}, {CreatedBy: "ENV A=1", Empty: true}, {CreatedBy: "COPY x /y"},
+		{CreatedBy: "RUN " + strings.Repeat("x", 508) + "…"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("history (-want +got):\n%s", diff)
+	}
+	_, stages, err = evaluated("FROM base\n"+strings.Repeat("RUN x\n", 200), nil, "")
+	if err != nil || len(stages[0].config.History) != keptHistory {
+		t.Errorf("%d entries of 200, %v", len(stages[0].config.History), err)
 	}
 }
 

@@ -120,12 +120,32 @@ func (d *dockerfile) evaluate(c chosen, base *stage, image sandbox.Image, given,
 	e := &evaluation{file: d, stage: s, given: given, global: global, used: used}
 	for _, cmd := range d.stages[c.index].Commands {
 		e.current = lineOf(cmd.Location())
+		before := len(s.ops)
 		if err := e.instruction(cmd); err != nil {
 			return nil, d.wrap(err, e.current)
 		}
+		e.remember(cmd, len(s.ops) == before)
 	}
 	s.config.Env = s.env.pairs()
 	return s, nil
+}
+
+// Bounds of what an image tells of its making.
+const (
+	keptHistory = 128 // instructions
+	keptText    = 512 // bytes of each
+)
+
+// remember adds an instruction to the image's history, as it was written: the
+// values of arguments are not in it, nor is a time.
+func (e *evaluation) remember(cmd instructions.Command, empty bool) {
+	text := strings.ToUpper(cmd.Name())
+	if code, ok := cmd.(fmt.Stringer); ok {
+		text = code.String()
+	}
+	c := &e.stage.config
+	c.History = append(c.History, sandbox.ImageHistory{CreatedBy: clip(text, keptText), Empty: empty})
+	c.History = c.History[max(0, len(c.History)-keptHistory):]
 }
 
 // vars are the variables an instruction can use: ENV wins over ARG.
@@ -484,6 +504,6 @@ func heredoc(c *instructions.RunCommand) (instructions.ShellDependantCmdLine, *i
 func cloneConfig(c sandbox.ImageConfig) sandbox.ImageConfig {
 	c.Env, c.Entrypoint, c.Cmd = slices.Clone(c.Env), slices.Clone(c.Entrypoint), slices.Clone(c.Cmd)
 	c.Shell, c.ExposedPorts, c.Volumes = slices.Clone(c.Shell), slices.Clone(c.ExposedPorts), slices.Clone(c.Volumes)
-	c.Labels = maps.Clone(c.Labels)
+	c.Labels, c.History = maps.Clone(c.Labels), slices.Clone(c.History)
 	return c
 }

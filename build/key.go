@@ -17,38 +17,53 @@ import (
 // old keys are then never found again.
 const keyVersion = "sandboxd build 1"
 
-type hasher struct{ h hash.Hash }
+type hasher struct {
+	h   hash.Hash
+	buf []byte // not hashed yet
+}
 
-func newHasher() hasher {
-	k := hasher{sha256.New()}
+func newHasher() *hasher {
+	k := &hasher{h: sha256.New()}
 	k.str(keyVersion)
 	return k
 }
 
-func (k hasher) str(s ...string) {
+func (k *hasher) str(s ...string) {
 	for _, s := range s {
 		k.num(int64(len(s)))
-		k.h.Write([]byte(s))
+		k.buf = append(k.buf, s...)
 	}
+	k.flush(4 << 10)
 }
 
-func (k hasher) num(n ...int64) {
+func (k *hasher) num(n ...int64) {
 	for _, n := range n {
-		k.h.Write(binary.BigEndian.AppendUint64(nil, uint64(n)))
+		k.buf = binary.BigEndian.AppendUint64(k.buf, uint64(n))
 	}
 }
 
-func (k hasher) list(s []string) {
+// flush hashes what is there, if that is worth it.
+func (k *hasher) flush(least int) {
+	if len(k.buf) >= least {
+		k.h.Write(k.buf)
+		k.buf = k.buf[:0]
+	}
+}
+
+func (k *hasher) list(s []string) {
 	k.num(int64(len(s)))
 	k.str(s...)
 }
 
-func (k hasher) env(e environ) { k.list(e.pairs()) }
+func (k *hasher) env(e environ) { k.list(e.pairs()) }
 
-func (k hasher) sum() string { return "sha256:" + hex.EncodeToString(k.h.Sum(nil)) }
+func (k *hasher) sum() string {
+	k.flush(0)
+	return "sha256:" + hex.EncodeToString(k.h.Sum(nil))
+}
 
 // on begins a key with the files an operation begins with.
-func on(base sandbox.Image) hasher {
+func on(base sandbox.Image) *hasher {
 	k := newHasher()
 	k.str(string(baseKind(base)))
 	k.list(base.Layers)
@@ -89,7 +104,7 @@ func (d *dirOp) key(base sandbox.Image) string {
 }
 
 // begin hashes how an operation copies, not yet what.
-func (o *copyOp) begin(base sandbox.Image) hasher {
+func (o *copyOp) begin(base sandbox.Image) *hasher {
 	k := on(base)
 	k.str("COPY", o.dest, o.chown)
 	if o.chmod != nil {
@@ -115,8 +130,9 @@ func (o *copyOp) key(base sandbox.Image, chosen []selection) string {
 		k.num(int64(len(s.all)))
 		for _, p := range s.all {
 			e := p.entry
-			k.str(p.rel, string(e.kind), e.link, string(e.sum[:]))
-			k.num(int64(e.mode), int64(e.uid), int64(e.gid), e.size)
+			k.str(p.rel, e.link)
+			k.buf = append(k.buf, e.sum[:]...)
+			k.num(int64(e.kind), int64(e.mode), int64(e.uid), int64(e.gid), e.size)
 		}
 	}
 	k.num(int64(len(o.inlines)))

@@ -124,7 +124,7 @@ func builtinConfig() config {
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
 		Pool:    poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
-		Build:   buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 200000},
+		Build:   buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 100000},
 		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
 		Image:   "host", ImageCache: 4 << 30,
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
