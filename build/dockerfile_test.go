@@ -294,7 +294,10 @@ func TestHistory(t *testing.T) {
 	}
 	got := stages[1].config.History
 	want := []sandbox.ImageHistory{
-		{CreatedBy: "ARG SECRET", Empty: true}, {CreatedBy: "RUN echo $SECRET"}, {CreatedBy: "ENV A=1", Empty: true}, {CreatedBy: "COPY x /y"},
+		{CreatedBy: "ARG SECRET", Empty: true},
+		{CreatedBy: "RUN echo $SECRET"},
+		{CreatedBy: "ENV A=1", Empty: true},
+		{CreatedBy: "COPY x /y"},
 		{CreatedBy: "RUN " + strings.Repeat("x", 508) + "…"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
