@@ -5,11 +5,13 @@ package integration
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -312,6 +314,71 @@ func TestRegistryMirror(t *testing.T) {
 	if _, err = d.PullImage(t.Context(), sandbox.PullRequest{Reference: "registry.invalid/team/app:1"}, nil); sandbox.CodeOf(err) != "registry_unreachable" {
 		t.Errorf("without the mirror: %v", err)
 	}
+}
+
+// TestRegistryInPlain reaches a registry that has no TLS at an address that is
+// not this machine's loopback: only where that was asked for.
+func TestRegistryInPlain(t *testing.T) {
+	const address = "192.0.2.77"
+	if err := run("ip", "addr", "add", address+"/32", "dev", "lo"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = run("ip", "addr", "del", address+"/32", "dev", "lo") })
+	l := makeLayout(t, 0)
+	g := startRegistry(t, false)
+	l.push(g, "app:1")
+	host := strings.Replace(g.host, "127.0.0.1", address, 1)
+	d := install(t, "")
+	ref := host + "/app:1"
+	if _, errs, code := d.cli(t, nil, "", "image", "pull", ref); code == 0 || !strings.Contains(errs, "registry_unreachable") || !strings.Contains(errs, "--plain-http") {
+		t.Errorf("without a word: exit %d, %s", code, errs)
+	}
+	if _, errs, code := d.cli(t, nil, "", "image", "pull", "--plain-http", "other:5000", ref); code == 0 {
+		t.Errorf("allowed for another: %s", errs)
+	}
+	if out, errs, code := d.cli(t, nil, "", "image", "pull", "-q", "--plain-http", host, ref); code != 0 || strings.TrimSpace(out) != l.digest {
+		t.Errorf("allowed: exit %d, %q, %s", code, out, errs)
+	}
+	configured := install(t, "registries: {'"+host+"': {plain_http: true}}\n")
+	if _, err := configured.PullImage(t.Context(), sandbox.PullRequest{Reference: ref}, nil); err != nil {
+		t.Errorf("configured: %v", err)
+	}
+}
+
+// TestPullOntoAFullDisk has no room for what is on its way.
+func TestPullOntoAFullDisk(t *testing.T) {
+	l := makeLayout(t, 4<<20)
+	g := startRegistry(t, false)
+	l.push(g, "app:1")
+	d := install(t, "")
+	before := d.imageFiles(t)
+	d.stop()
+	small := filepath.Join(d.dir, "state", "images", "partial")
+	if err := run("mount", "-t", "tmpfs", "-o", "size=1m", "small", small); err != nil {
+		t.Fatal(err)
+	}
+	unmount := sync.OnceFunc(func() {
+		d.stop()
+		if err := run("umount", small); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(unmount)
+	d.start()
+	req := sandbox.PullRequest{Reference: g.host + "/app:1"}
+	if _, err := d.PullImage(t.Context(), req, nil); sandbox.CodeOf(err) != "disk_full" || !errors.Is(err, sandbox.ErrExhausted) {
+		t.Errorf("%v", err)
+	}
+	if _, err := d.Image(t.Context(), req.Reference); sandbox.CodeOf(err) != "image_not_found" {
+		t.Errorf("half of it is there: %v", err)
+	}
+	unmount()
+	d.start()
+	if _, err := d.PullImage(t.Context(), req, nil); err != nil {
+		t.Errorf("with room: %v", err)
+	}
+	d.removeImage(t, req.Reference)
+	d.imagesGone(t, before)
 }
 
 // TestHostileRegistry points a daemon at registries that lie, break and

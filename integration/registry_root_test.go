@@ -57,7 +57,8 @@ func startRegistry(t testing.TB, protected bool) *registry {
 	}
 	g := &registry{host: l.Addr().String(), dir: t.TempDir(), log: &logBuffer{}}
 	l.Close() // nobody else takes ports in this namespace
-	config := "version: 0.1\nlog: {level: warn}\nhttp: {addr: '" + g.host + "', secret: test}\nstorage: {filesystem: {rootdirectory: '" + g.dir + "/data'}, delete: {enabled: true}}\n"
+	_, port, _ := net.SplitHostPort(g.host)
+	config := "version: 0.1\nlog: {level: warn}\nhttp: {addr: '0.0.0.0:" + port + "', secret: test}\nstorage: {filesystem: {rootdirectory: '" + g.dir + "/data'}, delete: {enabled: true}}\n"
 	if protected {
 		if err := os.WriteFile(g.dir+"/htpasswd", []byte(registryUser+":"+registryHash+"\n"), 0o600); err != nil {
 			t.Fatal(err)
