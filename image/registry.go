@@ -306,6 +306,13 @@ func (r *repository) wireError(err error) error {
 	if _, ok := errors.AsType[*sandbox.Error](err); ok {
 		return err
 	}
+	cause := err
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		cause = u.Err // without the address, which may hold a token
+	}
+	if untrusted(err) {
+		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_untrusted", "registry %s shows a certificate that nothing vouches for: name its CA in the daemon's configuration (registries): %w", r.at.host, cause)
+	}
 	if te, ok := errors.AsType[*transport.Error](err); ok { // of the greeting or the token server
 		switch code := te.StatusCode; {
 		case code == http.StatusUnauthorized || code == http.StatusForbidden:
@@ -318,21 +325,9 @@ func (r *repository) wireError(err error) error {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "registry_refused", "registry %s answers %d to a greeting", r.at.host, code)
 		}
 	}
-	cause := err
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		cause = u.Err // without the address, which may hold a token
-	}
-	untrusted := func() bool {
-		var unknown x509.UnknownAuthorityError
-		var host x509.HostnameError
-		var invalid x509.CertificateInvalidError
-		return errors.As(err, &unknown) || errors.As(err, &host) || errors.As(err, &invalid)
-	}
 	switch {
 	case errors.Is(err, context.Canceled):
 		return err
-	case untrusted():
-		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_untrusted", "registry %s shows a certificate that nothing vouches for: name its CA in the daemon's configuration (registries): %w", r.at.host, cause)
 	case !r.plain && (errors.Is(err, errPlain) || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")):
 		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_unreachable", "registry %s does not speak TLS, or sends us to a place that does not: allow plain HTTP with it by --plain-http, or in the daemon's configuration", r.at.host)
 	case errors.Is(err, errRedirects):
@@ -344,6 +339,14 @@ func (r *repository) wireError(err error) error {
 		return sandbox.Errorf(sandbox.ErrUnavailable, "registry_unreachable", "there is no registry %s: check the name; the host's resolver does not know it", r.at.host)
 	}
 	return &passing{err: sandbox.Errorf(sandbox.ErrUnavailable, "registry_unreachable", "registry %s does not answer: is it up, and may this machine reach it? %w", r.at.host, cause)}
+}
+
+// untrusted tells whether a certificate was no good.
+func untrusted(err error) bool {
+	var unknown x509.UnknownAuthorityError
+	var host x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	return errors.As(err, &unknown) || errors.As(err, &host) || errors.As(err, &invalid)
 }
 
 // getManifest fetches the manifest or index that a tag or digest names.

@@ -81,7 +81,10 @@ func (s *slow) PullImage(ctx context.Context, _ sandbox.PullRequest, report func
 		if report != nil {
 			report(sandbox.ImageProgress{Status: sandbox.StepDownloading, Layer: "x", Current: 1, Total: 2})
 		}
-		time.Sleep(time.Millisecond)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Millisecond):
+		}
 	}
 	return sandbox.Image{}, ctx.Err()
 }

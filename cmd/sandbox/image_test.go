@@ -48,8 +48,16 @@ func TestImageCommands(t *testing.T) {
 		t.Errorf("prune: %q", out)
 	}
 	for _, args := range [][]string{
-		{"pull", "--user", "me", "a"}, {"pull", "--password-stdin", "a"}, {"pull", "A"}, {"pull"}, {"push", "a", "b", "c"}, {"export", "--format", "zip", "host"},
-		{"import", "x", "/nonexistent"}, {"import", "x", t.TempDir()}, {"tag", "a"}, {"prune", "x"},
+		{"pull", "--user", "me", "a"},
+		{"pull", "--password-stdin", "a"},
+		{"pull", "A"},
+		{"pull"},
+		{"push", "a", "b", "c"},
+		{"export", "--format", "zip", "host"},
+		{"import", "x", "/nonexistent"},
+		{"import", "x", t.TempDir()},
+		{"tag", "a"},
+		{"prune", "x"},
 	} {
 		if code, _, errs := w.run("", append([]string{"image"}, args...)...); code == 0 || errs == "" {
 			t.Errorf("image %v: exit %d", args, code)
