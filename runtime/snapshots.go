@@ -68,12 +68,12 @@ func (m *Manager) snapshot(ctx context.Context, b *box, sb sandbox.Sandbox, req 
 	}
 	snap := sandbox.Snapshot{
 		ID: sandbox.NewSnapshotID(), Name: req.Name, Owner: sb.Owner, Kind: req.Kind, Sandbox: b.id, Parent: r.Point,
-		CreatedAt: time.Now().UTC(), Comment: req.Comment, Process: req.Process, Spec: sb.Spec, Image: r.Image,
+		CreatedAt: time.Now().UTC(), Comment: req.Comment, Process: req.Process, Spec: sb.Spec, Image: m.imageBelow(ctx, sb, r),
 	}
 	if snap.Kind == "" {
 		snap.Kind = sandbox.SnapshotManual
 	}
-	snap.Layers = append(slices.Clone(m.shorten(ctx, r.Image.Layers, r.Stack)), m.roots.NewLayer())
+	snap.Layers = append(slices.Clone(m.shorten(ctx, snap.Image.Layers, r.Stack)), m.roots.NewLayer())
 	if bytes, files, known, err := m.roots.Usage(b.id, sb.Slot); err == nil && known {
 		snap.SizeBytes, snap.Files = int64(bytes), int64(files)
 	}
@@ -84,6 +84,26 @@ func (m *Manager) snapshot(ctx context.Context, b *box, sb sandbox.Sandbox, req 
 	m.afterSnapshot(snap)
 	return snap, nil
 }
+
+// imageBelow is the image a sandbox's files stand on, without what other
+// sandboxes wrote over it: the layers of one made of a snapshot are flattened
+// together with those below, or stacks would grow with every fork of a fork.
+func (m *Manager) imageBelow(ctx context.Context, sb sandbox.Sandbox, r state.Root) sandbox.Image {
+	img := r.Image
+	if sb.Spec.Snapshot == "" {
+		return img
+	}
+	s, err := m.state.Snapshot(ctx, string(sb.Spec.Snapshot))
+	if n := len(s.Image.Layers); err == nil && n <= len(img.Layers) && slices.Equal(s.Image.Layers, img.Layers[:n]) {
+		img.Layers = s.Image.Layers
+	} else if n := slices.IndexFunc(img.Layers, isUpper); n >= 0 { // that is gone
+		img.Layers = img.Layers[:n]
+	}
+	return img
+}
+
+// isUpper tells layers that sandboxes wrote from those that were imported.
+func isUpper(layer string) bool { return strings.HasPrefix(layer, rootfs.UpperPrefix) }
 
 func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
 	idle := sb.Status == sandbox.StatusStopped
@@ -211,7 +231,7 @@ func (m *Manager) tryFlatten(ctx context.Context, snap sandbox.Snapshot) error {
 		return err
 	}
 	own := snap.Layers[len(base):]
-	if len(own) < 2 || slices.ContainsFunc(own, func(l string) bool { return !strings.HasPrefix(l, rootfs.UpperPrefix) }) {
+	if len(own) < 2 || slices.ContainsFunc(own, func(l string) bool { return !isUpper(l) }) {
 		return nil
 	}
 	if done, err := m.state.Flattened(ctx, own); err != nil || done != "" && m.roots.HasLayer(done) {
@@ -505,7 +525,7 @@ func (m *Manager) imageOfSnapshot(ctx context.Context, spec *sandbox.Spec) (sand
 // stateRef is what a reference to a state of files names: a snapshot, a
 // sandbox as it is now, or, empty, the image below another.
 type stateRef struct {
-	image sandbox.Image
+	began []string // the layers it began with
 	stack []string
 	upper sandbox.ID // of a sandbox
 }
@@ -513,7 +533,18 @@ type stateRef struct {
 func (m *Manager) stateOf(ctx context.Context, ref string) (stateRef, error) {
 	s, err := m.state.Snapshot(ctx, ref)
 	if err == nil {
-		return stateRef{image: s.Image, stack: s.Layers}, nil
+		out := stateRef{began: s.Image.Layers, stack: s.Layers}
+		if s.Spec.Snapshot == "" {
+			return out, nil
+		}
+		base, err := m.state.Snapshot(ctx, string(s.Spec.Snapshot))
+		if err == nil {
+			out.began = base.Layers
+		}
+		if errors.Is(err, sandbox.ErrNotFound) {
+			err = nil
+		}
+		return out, err
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return stateRef{}, err
@@ -523,7 +554,7 @@ func (m *Manager) stateOf(ctx context.Context, ref string) (stateRef, error) {
 		return stateRef{}, err
 	}
 	r, err := m.state.RootOf(ctx, sb.ID)
-	return stateRef{image: r.Image, stack: r.Stack, upper: sb.ID}, err
+	return stateRef{began: r.Image.Layers, stack: r.Stack, upper: sb.ID}, err
 }
 
 // Diff tells how the files of one state differ from those of another, in the
@@ -537,7 +568,7 @@ func (m *Manager) Diff(ctx context.Context, from, to string, emit func(sandbox.F
 	if err != nil {
 		return err
 	}
-	a := stateRef{image: b.image, stack: b.image.Layers}
+	a := stateRef{stack: b.began}
 	if from != "" {
 		if a, err = m.stateOf(ctx, from); err != nil {
 			return err
