@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	sqlPutSchedule = `INSERT INTO schedules (id, sandbox, next_at, record) VALUES (?1, ?2, ?3, ?4)
-		ON CONFLICT (id) DO UPDATE SET next_at = ?3, record = ?4`
+	sqlPutSchedule = `INSERT INTO schedules (id, sandbox, next_at, record) SELECT ?1, ?2, ?3, ?4
+		WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ?2 AND status NOT IN ('completing', 'completed', 'failed'))`
 	sqlRunSchedule    = `UPDATE schedules SET next_at = ?2, record = ?3 WHERE id = ?1`
 	sqlSchedules      = `SELECT record FROM schedules WHERE ?1 = '' OR sandbox = ?1 ORDER BY sandbox, id`
 	sqlSchedule       = `SELECT record FROM schedules WHERE id = ?`
@@ -25,14 +25,18 @@ func scheduleNotFound(id string) error {
 	return sandbox.Errorf(sandbox.ErrNotFound, "schedule_not_found", "no schedule %.40q: 'sandbox schedule ls' shows those there are", id)
 }
 
-// PutSchedule adds a schedule. ErrConflict where its sandbox is gone.
+// PutSchedule adds a schedule. ErrConflict with code sandbox_ended where its
+// sandbox is gone, or going.
 func (d *DB) PutSchedule(ctx context.Context, s sandbox.Schedule) error {
 	data, err := toJSON(s)
 	if err != nil {
 		return err
 	}
 	return d.write(ctx, func(t *tx) error {
-		_, err := t.exec(sqlPutSchedule, s.ID, string(s.Sandbox), s.NextAt.UnixNano(), data)
+		ok, err := t.changed(sqlPutSchedule, s.ID, string(s.Sandbox), s.NextAt.UnixNano(), data)
+		if err == nil && !ok {
+			err = sandbox.Errorf(sandbox.ErrConflict, "sandbox_ended", "sandbox %s has ended: nothing can be repeated in it", s.Sandbox)
+		}
 		return err
 	})
 }

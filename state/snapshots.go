@@ -24,7 +24,8 @@ const (
 		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
 	sqlFinishSnapshot  = `UPDATE snapshots SET status = 'ready', boot_id = ?2, record = ?3 WHERE id = ?1`
 	sqlDropSnapshot    = `DELETE FROM snapshots WHERE id = ? AND status = 'creating'`
-	sqlDropSnapshots   = `DELETE FROM snapshots WHERE status = 'creating' AND id NOT IN (SELECT json_extract(pending, '$.snapshot.id') FROM sandboxes WHERE pending <> '')`
+	sqlDropSnapshots   = `DELETE FROM snapshots WHERE status = 'creating' AND NOT EXISTS
+		(SELECT 1 FROM sandboxes WHERE pending <> '' AND json_extract(pending, '$.snapshot.id') = snapshots.id)`
 	sqlSnapshotDurable = `UPDATE snapshots SET boot_id = '', record = json_set(record, '$.durable', json('true')) WHERE id = ?1 AND status = 'ready'`
 	sqlSnapshotCounted = `UPDATE snapshots SET record = json_set(record, '$.size_bytes', ?2, '$.files', ?3) WHERE id = ?1 AND status = 'ready'`
 	// The history of what was made of a snapshot ends there, also once that is
