@@ -51,7 +51,11 @@ func (m *Manager) replaceRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r
 	r.Stack = to.stack
 	var err error
 	if stopped {
-		err = m.replaceFiles(b.id, sb)
+		// On disk before the row, which a power cut may not find beside the
+		// upper there was.
+		if err = m.replaceFiles(b.id, sb); err == nil {
+			err = m.roots.Sync()
+		}
 	} else {
 		err = m.newRoot(ctx, b, sb, stacked(r))
 	}

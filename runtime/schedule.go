@@ -34,6 +34,9 @@ func nextRun(expression string, after time.Time) (time.Time, error) {
 	if !strings.HasPrefix(s, "TZ=") && !strings.HasPrefix(s, "CRON_TZ=") {
 		s = "TZ=UTC " + s
 	}
+	if !strings.Contains(s, " ") { // the parser would look for one beyond its end
+		return time.Time{}, bad("a time zone, and no time; use '%s 0 3 * * *'", s)
+	}
 	plan, err := cronForm.Parse(s)
 	if err != nil {
 		return time.Time{}, bad("%w; use five fields, as '0 3 * * *', or @hourly, @daily, @weekly, @monthly, @every 30m", err)

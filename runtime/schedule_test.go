@@ -23,7 +23,7 @@ func TestNextRun(t *testing.T) {
 			t.Errorf("%q: %s, %v; want %s", cron, got.Format(time.DateTime), err, want)
 		}
 	}
-	for _, cron := range []string{"", "x", "* * * *", "60 * * * *", "@every 1s", "@never", "0 0 30 2 *", "TZ=Nowhere/At 0 0 * * *", "* * * * * *"} {
+	for _, cron := range []string{"", "x", "* * * *", "60 * * * *", "@every 1s", "@never", "0 0 30 2 *", "TZ=Nowhere/At 0 0 * * *", "* * * * * *", "TZ=UTC", "CRON_TZ=Europe/Berlin ", "TZ="} {
 		if got, err := nextRun(cron, at); sandbox.CodeOf(err) != "invalid_cron" {
 			t.Errorf("%q: %s, %v; want it refused", cron, got, err)
 		}

@@ -66,7 +66,7 @@ func TestSnapshotSurvivesAKillAnywhere(t *testing.T) {
 		{"snapshot", "running", []string{"guest.ping", "rootfs.freeze", "rootfs.upper", "rootfs.mount", "guest.configure"}},
 		{"snapshot", "stopped", []string{"rootfs.freeze", "rootfs.upper", "rootfs.sync"}},
 		{"rollback", "running", []string{"rootfs.discard", "rootfs.upper", "rootfs.furnish", "rootfs.mount", "guest.configure"}},
-		{"rollback", "stopped", []string{"rootfs.discard", "rootfs.upper"}},
+		{"rollback", "stopped", []string{"rootfs.discard", "rootfs.upper", "rootfs.sync"}},
 	} {
 		for _, step := range c.steps {
 			for _, after := range []bool{false, true} {
@@ -262,5 +262,32 @@ func TestForkOfARemovedSnapshot(t *testing.T) {
 	h.agree(t)
 	if page, err := h.List(t.Context(), sandbox.Filter{}); err != nil || len(page.Items) != 3 {
 		t.Errorf("%d sandboxes, %v", len(page.Items), err)
+	}
+}
+
+// TestReplacedFilesAreOnDiskBeforeTheRow: a power cut must not leave the row
+// of a stopped sandbox's new files beside the old upper.
+func TestReplacedFilesAreOnDiskBeforeTheRow(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev"})
+	s := snap(t, h, "dev")
+	snap(t, h, "dev")
+	if _, err := h.Stop(t.Context(), "dev", ""); err != nil {
+		t.Fatal(err)
+	}
+	k.setFail("rootfs.sync", true)
+	if _, err := h.Rollback(t.Context(), "dev", string(s.ID), ""); !errors.Is(err, errInjected) {
+		t.Errorf("rollback that is not on disk: %v", err)
+	}
+	if r := h.root(t, sb.ID); r.Pending == nil {
+		t.Errorf("the row says it is done: %+v", r)
+	}
+	k.setFail("rootfs.sync", false)
+	if _, err := h.Start(t.Context(), "dev", ""); err != nil { // which finishes it
+		t.Fatal(err)
+	}
+	if r := h.root(t, sb.ID); r.Pending != nil || !slices.Equal(r.Stack, s.Layers) {
+		t.Errorf("it stands on %+v, want %v", r, s.Layers)
 	}
 }
