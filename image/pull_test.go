@@ -1,9 +1,12 @@
 package image
 
 import (
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -93,6 +96,105 @@ func TestPullIndex(t *testing.T) {
 			t.Errorf("%s of %s: %v", platform, ref, err)
 		} else if ref == "many" && !strings.Contains(err.Error(), "linux/arm64/v8") {
 			t.Errorf("the error does not say what there is: %v", err)
+		}
+	}
+}
+
+// TestRepeatedLayers has a layer twice, as images converted from old ones do,
+// in Docker's own manifest: it is stacked once, where it comes last.
+func TestRepeatedLayers(t *testing.T) {
+	g := imagetest.Start(t)
+	m := imagetest.New(1, 2, 1000)
+	m.Kind = imagetest.DockerManifest
+	for i := range m.Layers {
+		m.Layers[i].MediaType = typeDockerLayer + ".gzip"
+	}
+	m.Layers, m.DiffIDs = append(m.Layers, m.Layers[0]), append(m.DiffIDs, m.DiffIDs[0])
+	digest := g.Put("app", "1", m.Seal(nil))
+	s, v := library(t, nil)
+	img, err := s.Pull(t.Context(), sandbox.PullRequest{Reference: g.Host() + "/app:1"}, nil)
+	if err != nil || !slices.Equal(img.Layers, []string{m.DiffIDs[1], m.DiffIDs[0]}) || v.imports != 2 || img.Digest != digest {
+		t.Fatalf("%+v %v after %d imports", img, err, v.imports)
+	}
+	src := sandbox.ImageSource{Image: img, Layers: img.Layers}
+	if out, err := s.Push(t.Context(), src, sandbox.PushRequest{Reference: g.Host() + "/app:2"}, nil); err != nil || out.Digest != digest {
+		t.Errorf("%+v %v", out, err)
+	}
+	if got := g.Manifest("app", "2"); !slices.Equal(got, m.Manifest) {
+		t.Errorf("the registry has %s", got)
+	}
+	h := imagetest.Start(t)
+	if _, err := s.Push(t.Context(), src, sandbox.PushRequest{Reference: h.Host() + "/app:2"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	s2, _ := library(t, nil)
+	back, err := s2.Pull(t.Context(), sandbox.PullRequest{Reference: h.Host() + "/app:2"}, nil)
+	if err != nil || len(back.Layers) != 2 || len(back.Config.History) != 2 {
+		t.Errorf("%+v %v", back, err)
+	}
+}
+
+// TestPushThatFails meets registries that are in trouble while they take.
+func TestPushThatFails(t *testing.T) {
+	from := imagetest.Start(t)
+	from.Put("app", "1", imagetest.New(1, 2, 50_000))
+	s, _ := library(t, nil)
+	img, err := s.Pull(t.Context(), sandbox.PullRequest{Reference: from.Host() + "/app:1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		meddle func(n int, w http.ResponseWriter, r *http.Request) bool
+		code   string
+	}{
+		"no trouble": {func(int, http.ResponseWriter, *http.Request) bool { return false }, ""},
+		"500 at first": {func(n int, w http.ResponseWriter, _ *http.Request) bool {
+			if n > 3 {
+				return false
+			}
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}, ""},
+		"breaks off uploads at first": {func(n int, _ http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPut && n < 12 {
+				_, _ = io.CopyN(io.Discard, r.Body, 1000)
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		}, ""},
+		"takes nothing": {func(_ int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPost {
+				w.WriteHeader(http.StatusForbidden)
+			}
+			return r.Method == http.MethodPost
+		}, "image_unauthorized"},
+		"says nothing of where to": {func(_ int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPost {
+				w.WriteHeader(http.StatusAccepted)
+			}
+			return r.Method == http.MethodPost
+		}, "registry_refused"},
+		"takes a manifest for another": {func(_ int, w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") {
+				return false
+			}
+			w.Header().Set("Docker-Content-Digest", imagetest.DigestOf(nil))
+			w.WriteHeader(http.StatusCreated)
+			return true
+		}, "image_digest_mismatch"},
+	} {
+		to := imagetest.Start(t)
+		var n atomic.Int32
+		to.Meddle(func(w http.ResponseWriter, r *http.Request) bool { return tc.meddle(int(n.Add(1)), w, r) })
+		out, err := s.Push(t.Context(), sandbox.ImageSource{Image: img, Layers: img.Layers}, sandbox.PushRequest{Reference: to.Host() + "/x:1"}, nil)
+		if sandbox.CodeOf(err) != tc.code && (err != nil || tc.code != "") {
+			t.Errorf("%s: %+v %v", name, out, err)
+		}
+		if err == nil && imagetest.DigestOf(to.Manifest("x", "1")) != out.Digest {
+			t.Errorf("%s: the registry has %s, not %s", name, to.Manifest("x", "1"), out.Digest)
+		}
+		if len(left(t, s, spoolDir)) != 0 {
+			t.Errorf("%s: spools are left", name)
 		}
 	}
 }

@@ -116,6 +116,9 @@ func (m *Manager) PushImage(ctx context.Context, req sandbox.PushRequest, report
 		return sandbox.Pushed{}, err
 	}
 	defer done()
+	if req.Reference == "" && !src.Whole() {
+		return sandbox.Pushed{}, sandbox.Errorf(sandbox.ErrInvalid, "reference_missing", "push of %s: say where to; without a word it would take the place of its image %s", req.Source, src.Image.Name)
+	}
 	req.Reference = first(req.Reference, src.Image.Name)
 	if _, err := sandbox.ParseImageRef(req.Reference); err != nil {
 		return sandbox.Pushed{}, err

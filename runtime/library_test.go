@@ -211,6 +211,12 @@ func TestImageSources(t *testing.T) {
 			t.Errorf("%s: %+v %v of %+v", source, out, err, f.src)
 		}
 	}
+	if _, err := h.PushImage(t.Context(), sandbox.PushRequest{Source: string(snap.ID)}, nil); sandbox.CodeOf(err) != "reference_missing" {
+		t.Errorf("a snapshot in place of its image: %v", err)
+	}
+	if out, err := h.PushImage(t.Context(), sandbox.PushRequest{Source: "app"}, nil); err != nil || out.Reference != img.Name {
+		t.Errorf("an image under its own name: %+v %v", out, err)
+	}
 	before, err := h.Snapshots(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)

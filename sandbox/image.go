@@ -3,6 +3,7 @@ package sandbox
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -122,7 +123,7 @@ func (r PullRequest) Validate() error {
 // registry.
 type PushRequest struct {
 	Source    string        `json:"source" minLength:"1" maxLength:"512" doc:"An image's name, or the id of a snapshot (sn…) or a sandbox (sb…)."`
-	Reference string        `json:"reference,omitempty" maxLength:"512" doc:"Where to; the source's own name if empty."`
+	Reference string        `json:"reference,omitempty" maxLength:"512" doc:"Where to; an image's own name if empty; needed for others."`
 	PlainHTTP bool          `json:"plain_http,omitempty" doc:"Speak HTTP with this registry, without TLS."`
 	Auth      *RegistryAuth `json:"auth,omitempty"`
 	Actor     string        `json:"-"`
@@ -167,6 +168,9 @@ type ImageSource struct {
 	Image  Image    // its configuration, and its digest where Layers are its own
 	Layers []string // all of them, lowest first
 }
+
+// Whole tells whether the source is the image itself, with nothing on top.
+func (s ImageSource) Whole() bool { return slices.Equal(s.Image.Layers, s.Layers) }
 
 // ImageProgress tells how far a pull or push has come. Of each layer the last
 // one counts.
