@@ -418,6 +418,59 @@ raw $HOME
 	}
 }
 
+// TestBuildCommands: how RUN runs what, as whom, where and with what.
+func TestBuildCommands(t *testing.T) {
+	d := install(t, "")
+	b := d.mustBuild(t, sandbox.BuildRequest{
+		Args: map[string]string{"GIVEN": "given", "http_proxy": "http://proxy.example"}, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen},
+		Dockerfile: `FROM host
+ENV A=1
+ARG GIVEN
+ARG DEFAULT=d$A
+RUN echo $A $GIVEN $DEFAULT $http_proxy $(pwd) $(id -u):$(id -g) $HOME
+RUN ["/bin/echo", "$A"]
+USER 1000:1001
+WORKDIR /w
+RUN <<EOF
+echo $(pwd) $(id -u):$(id -g)
+echo $0 | cut -c1-10
+EOF
+RUN cat <<ONE - <<TWO
+first $A
+ONE
+second
+TWO
+RUN <<SCRIPT
+#!/usr/bin/env -S sed -n 2p
+this is said
+SCRIPT
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+RUN false | true || echo pipefail ${BASH_VERSION:0:0}
+RUN ls -A /dev/shm | wc -l
+RUN ls /sys/class/net | grep -vc lo
+RUN --network=none ls /sys/class/net | grep -vc lo || true
+`}, nil)
+	const want = `1 given d1 http://proxy.example / 0:0 /root
+$A
+/w 1000:1001
+/bin/sh
+second
+this is said
+pipefail
+0
+1
+0
+`
+	if diff := cmp.Diff(want, b.output); diff != "" {
+		t.Errorf("output (-want +got):\n%s", diff)
+	}
+	for _, h := range b.image.Config.Env {
+		if strings.Contains(h, "proxy") {
+			t.Errorf("the image remembers %q", h)
+		}
+	}
+}
+
 // TestBuildOfAWholeSystem: the way base images are made, of an archive with
 // all that such archives have.
 func TestBuildOfAWholeSystem(t *testing.T) {

@@ -31,7 +31,7 @@ func (m *Manager) CreateOn(ctx context.Context, req sandbox.CreateRequest, base 
 // files as one more layer, on disk. The layer stays as long as the sandbox
 // does, or what the caller writes down.
 func (m *Manager) FreezeStep(ctx context.Context, ref string, base sandbox.Image) (sandbox.Image, error) {
-	if _, err := m.Stop(ctx, ref, "daemon"); err != nil {
+	if err := m.killStep(ctx, ref); err != nil {
 		return base, err
 	}
 	// A snapshot of this kind goes with its sandbox, and with a crash.
@@ -49,6 +49,21 @@ func (m *Manager) FreezeStep(ctx context.Context, ref string, base sandbox.Image
 	base.SizeBytes += bytes
 	base.Files += files
 	return base, nil
+}
+
+// killStep is Stop without waiting for anybody: the step's command is over, and
+// what it left running dies with it, as in a container whose first process ends.
+func (m *Manager) killStep(ctx context.Context, ref string) error {
+	_, err := m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+		if sb.Status != sandbox.StatusRunning {
+			return sb, wrongState(sb, "freeze", sandbox.StatusRunning)
+		}
+		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil { // as Stop does
+			return sb, err
+		}
+		return m.halt(ctx, b, sb, state.Change{Actor: "daemon"})
+	})
+	return err
 }
 
 // HoldLayers keeps every layer until release, which may be called again.
