@@ -449,7 +449,8 @@ RUN false | true || echo pipefail ${BASH_VERSION:0:0}
 RUN ls -A /dev/shm | wc -l
 RUN ls /sys/class/net | grep -vc lo
 RUN --network=none ls /sys/class/net | grep -vc lo || true
-`}, nil)
+`,
+	}, nil)
 	const want = `1 given d1 http://proxy.example / 0:0 /root
 $A
 /w 1000:1001
