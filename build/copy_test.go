@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -230,6 +231,28 @@ func device(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	return b.Bytes()
+}
+
+// TestFullDisk: the daemon's own disk has no room for a context.
+func TestFullDisk(t *testing.T) {
+	data := archive(t, f{name: "a", data: "x"})
+	for device, code := range map[string]string{"/dev/full": "volume_full", "/dev/null": "internal"} { // no error there
+		tr, err := newTree(t.TempDir(), roomy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if tr.spool, err = os.OpenFile(device, os.O_RDWR, 0); err != nil {
+			t.Fatal(err)
+		}
+		err = tr.fill(t.Context(), bytes.NewReader(data), false, everything)
+		if (err == nil) != (device == "/dev/null") || sandbox.CodeOf(err) != code {
+			t.Errorf("contents go to %s: %v, want code %s", device, err, code)
+		}
+		_ = tr.Close() // nothing was written
+	}
 }
 
 // TestLastContentWins: of two entries of a name the later one counts.

@@ -252,7 +252,7 @@ func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, act
 
 func prunable(img sandbox.Image, req sandbox.PruneRequest, keep string) bool {
 	switch {
-	case img.Kind == sandbox.ImageHost, img.Name == keep:
+	case img.Name == HostImage, img.Name == keep:
 		return false
 	case time.Since(img.CreatedAt) < time.Duration(req.Until)*time.Second:
 		return false

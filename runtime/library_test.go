@@ -171,6 +171,10 @@ func TestPruneImages(t *testing.T) {
 	if err := h.db.PutImage(t.Context(), sandbox.Image{Name: "imported", Kind: sandbox.ImageTar, Layers: []string{"x"}, CreatedAt: time.Now().Add(-time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
+	// Built on the host's files: an image like others, unlike the host's own.
+	if err := h.db.PutImage(t.Context(), sandbox.Image{Name: "built", Kind: sandbox.ImageHost, Layers: []string{"y"}, CreatedAt: time.Now().Add(-3 * time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		req  sandbox.PruneRequest
 		want []string
@@ -178,7 +182,8 @@ func TestPruneImages(t *testing.T) {
 		{sandbox.PruneRequest{Until: 600}, []string{}},
 		{sandbox.PruneRequest{}, []string{"docker.io/library/unused:latest"}},
 		{sandbox.PruneRequest{}, []string{}},
-		{sandbox.PruneRequest{All: true, Until: 7200}, []string{}},
+		{sandbox.PruneRequest{All: true, Until: 14400}, []string{}},
+		{sandbox.PruneRequest{All: true, Until: 7200}, []string{"built"}},
 		{sandbox.PruneRequest{All: true, Until: 600}, []string{"imported"}},
 	} {
 		out, err := h.PruneImages(t.Context(), tc.req, "uid:0")
