@@ -83,8 +83,9 @@ func (f *follower) follow(ctx context.Context, stream ProcessEvents) error {
 // knows, so an end may be told again: the log has it once.
 func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 	f.m.judge(f.b, p.Exit)
+	known := seq <= f.recorded
 	switch {
-	case seq <= f.recorded:
+	case known:
 	case !f.recording.take(time.Now()):
 		f.skipped++
 	default:
@@ -96,7 +97,9 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 		f.m.record(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
 		f.recorded, f.skipped = seq, 0
 	}
-	f.m.restorePoint(f.b, p) // of one that nobody was connected to
+	if !known {
+		f.m.restorePoint(f.b, p) // of one that nobody was connected to
+	}
 	if p.Main && f.ending != p.ID {
 		f.ending = p.ID
 		f.m.spawn(func() { f.endWithMain(ctx, p) })

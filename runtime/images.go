@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -89,8 +88,12 @@ func (m *Manager) RemoveImage(ctx context.Context, name string) error {
 	return nil
 }
 
-// collectSoon removes unused layers in the background.
+// collectSoon removes unused layers in the background. One that still waits
+// will see what this one would.
 func (m *Manager) collectSoon() {
+	if !m.collecting.CompareAndSwap(false, true) {
+		return
+	}
 	m.spawn(func() {
 		if err := m.collectLayers(m.life); err != nil && m.life.Err() == nil {
 			m.log.Warn("remove unused layers", "err", err)
@@ -112,6 +115,7 @@ func (m *Manager) collectLayers(ctx context.Context) error {
 		}
 	}
 	defer m.imports.Unlock()
+	m.collecting.Store(false) // before it looks
 	used, err := m.state.LayersInUse(ctx)
 	if err != nil {
 		return err
@@ -120,9 +124,13 @@ func (m *Manager) collectLayers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	stays := make(map[string]bool, len(used))
+	for _, l := range used {
+		stays[l] = true
+	}
 	var errs []error
 	for _, l := range layers {
-		if slices.Contains(used, l) {
+		if stays[l] {
 			continue
 		}
 		if strings.HasPrefix(l, rootfs.UpperPrefix) {

@@ -59,7 +59,11 @@ type Manager struct {
 	cleaning chan struct{} // one token for each clean-up in the background
 	leaving  atomic.Int64  // sandboxes and shells whose slots will be free soon
 
-	schedules chan struct{} // holds one: there is a new one
+	collecting atomic.Bool // unused layers are about to be collected
+
+	schedules  chan struct{} // holds one: there is a new one
+	scheduling sync.Mutex    // held while the record of a schedule is changed
+	acting     sync.Map      // ids of schedules whose run is under way
 
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu

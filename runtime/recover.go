@@ -74,6 +74,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	m.removeBuilds(rows)
 	m.tidyUp(ctx, rows)
 	m.spawn(m.pruneForever)
+	m.spawn(m.hardenLeft)
 	m.spawn(m.keepSchedules)
 	m.spawn(m.pool.run)
 	return nil

@@ -170,19 +170,50 @@ func (m *Manager) runDue(ctx context.Context) time.Duration {
 			wait = min(wait, s.NextAt.Sub(now))
 			continue
 		}
+		_, busy := m.acting.LoadOrStore(s.ID, true)
 		// The next time is written before this one runs, so that a crash
 		// does not run it twice.
-		if s.NextAt, err = nextRun(s.Cron, now); err == nil {
-			err = m.state.ScheduleRan(ctx, s)
-		}
-		if err != nil {
+		s, err = m.changeSchedule(ctx, s.ID, func(s *sandbox.Schedule) (err error) {
+			if busy {
+				s.Skipped++
+				s.LastError = "the run before had not ended"
+			}
+			s.NextAt, err = nextRun(s.Cron, now)
+			return err
+		})
+		if err == nil {
+			wait = min(wait, s.NextAt.Sub(now))
+		} else if !errors.Is(err, sandbox.ErrNotFound) { // removed meanwhile
 			m.log.Error("plan the next run of a schedule", "schedule", s.ID, "err", err)
-			continue
 		}
-		wait = min(wait, s.NextAt.Sub(now))
-		m.spawn(func() { m.runSchedule(s) })
+		switch {
+		case busy:
+		case err != nil:
+			m.acting.Delete(s.ID)
+		default:
+			m.spawn(func() {
+				defer m.acting.Delete(s.ID)
+				m.runSchedule(s)
+			})
+		}
 	}
 	return max(wait, time.Millisecond)
+}
+
+// changeSchedule changes what is written of a schedule, which its planner and
+// its run both do.
+func (m *Manager) changeSchedule(ctx context.Context, id string, change func(*sandbox.Schedule) error) (sandbox.Schedule, error) {
+	m.scheduling.Lock()
+	defer m.scheduling.Unlock()
+	s, err := m.state.Schedule(ctx, id)
+	if err == nil {
+		err = change(&s)
+	}
+	if err == nil {
+		err = m.state.ScheduleRan(ctx, s)
+	}
+	s.ID = id
+	return s, err
 }
 
 // errInUse tells of a scheduled reset that found a process.
@@ -191,18 +222,24 @@ var errInUse = errors.New("a process runs")
 func (m *Manager) runSchedule(s sandbox.Schedule) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), createTimeout)
 	defer cancel()
-	err := m.act(ctx, s)
-	now := time.Now().UTC()
-	s.LastAt, s.LastError = &now, ""
-	if err == nil {
-		s.Runs++
-	} else {
-		s.Skipped++
-		s.LastError = explain(err)
-		m.log.Info("a schedule did nothing this time", "schedule", s.ID, "sandbox", s.Sandbox, "action", s.Action, "err", err)
-		m.record(ctx, sandbox.Event{Sandbox: s.Sandbox, Type: "schedule.skipped", Actor: "schedule:" + s.ID, Data: map[string]string{"action": s.Action, "detail": s.LastError}})
+	failed := m.act(ctx, s)
+	if failed != nil {
+		m.log.Info("a schedule did nothing this time", "schedule", s.ID, "sandbox", s.Sandbox, "action", s.Action, "err", failed)
+		m.record(ctx, sandbox.Event{Sandbox: s.Sandbox, Type: "schedule.skipped", Actor: "schedule:" + s.ID, Data: map[string]string{"action": s.Action, "detail": explain(failed)}})
 	}
-	if err := m.state.ScheduleRan(ctx, s); err != nil {
+	ctx = context.WithoutCancel(ctx) // which the run may have used up
+	_, err := m.changeSchedule(ctx, s.ID, func(s *sandbox.Schedule) error {
+		now := time.Now().UTC()
+		s.LastAt, s.LastError = &now, ""
+		if failed == nil {
+			s.Runs++
+		} else {
+			s.Skipped++
+			s.LastError = explain(failed)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) { // removed meanwhile
 		m.log.Error("write down a schedule's run", "schedule", s.ID, "err", err)
 	}
 }

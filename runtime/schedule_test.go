@@ -135,3 +135,52 @@ func TestSchedules(t *testing.T) {
 		}
 	}
 }
+
+// TestScheduleWaitsForItsRun: while one run goes on the next do nothing, and
+// its end plans nothing anew.
+func TestScheduleWaitsForItsRun(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	s, err := h.AddSchedule(t.Context(), string(sb.ID), sandbox.Schedule{Action: sandbox.ScheduleSnapshot, Cron: "@yearly"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// now makes it come due and waits until it was dealt with.
+	now := func(done func(sandbox.Schedule) bool) {
+		t.Helper()
+		s.NextAt = time.Now().Add(-time.Second)
+		if err := h.db.ScheduleRan(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		h.rescheduled()
+		for deadline := time.Now().Add(10 * time.Second); ; <-time.After(2 * time.Millisecond) {
+			if s, err = h.db.Schedule(t.Context(), s.ID); err != nil {
+				t.Fatal(err)
+			}
+			if s.NextAt.After(time.Now()) && done(s) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("schedule %+v", s)
+			}
+		}
+	}
+	b := h.box(sb.ID)
+	b.op <- struct{}{} // a long change
+	now(func(sandbox.Schedule) bool { return true })
+	now(func(s sandbox.Schedule) bool { return s.Skipped == 1 })
+	now(func(s sandbox.Schedule) bool { return s.Skipped == 2 })
+	next := s.NextAt
+	b.unlock()
+	for deadline := time.Now().Add(10 * time.Second); s.Runs == 0; <-time.After(2 * time.Millisecond) {
+		if s, err = h.db.Schedule(t.Context(), s.ID); err != nil || time.Now().After(deadline) {
+			t.Fatalf("schedule %+v, %v", s, err)
+		}
+	}
+	if !s.NextAt.Equal(next) || s.Runs != 1 || s.Skipped != 2 {
+		t.Errorf("after the run %+v; want it due at %s", s, next)
+	}
+	if all, err := h.Snapshots(t.Context(), string(sb.ID)); err != nil || len(all) != 1 {
+		t.Errorf("%d snapshots, %v; want that of one run", len(all), err)
+	}
+}

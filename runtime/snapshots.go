@@ -201,6 +201,27 @@ func (m *Manager) harden(ctx context.Context, id sandbox.SnapshotID) error {
 	return m.state.SnapshotDurable(ctx, id)
 }
 
+// hardenLeft writes to disk what an earlier daemon of this boot had not come
+// to: else the next boot would take it for lost.
+func (m *Manager) hardenLeft() {
+	left, err := m.state.LostSnapshots(m.life, "")
+	if err == nil && len(left) > 0 {
+		err = m.roots.Sync()
+	}
+	var lost []sandbox.Snapshot // of another boot, where forgetLost failed
+	if err == nil {
+		lost, err = m.state.LostSnapshots(m.life, m.cfg.BootID)
+	}
+	for _, s := range left {
+		if err == nil && !slices.ContainsFunc(lost, func(l sandbox.Snapshot) bool { return l.ID == s.ID }) {
+			err = m.state.SnapshotDurable(context.WithoutCancel(m.life), s.ID)
+		}
+	}
+	if err != nil && m.life.Err() == nil {
+		m.log.Error("write the snapshots of an earlier daemon to disk: a power cut would lose them", "err", err)
+	}
+}
+
 func (m *Manager) countLayer(ctx context.Context, snap sandbox.Snapshot) {
 	bytes, files, err := m.roots.LayerUsage(ctx, snap.Layers[len(snap.Layers)-1])
 	if err == nil {

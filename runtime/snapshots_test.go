@@ -3,11 +3,13 @@ package runtime
 import (
 	"errors"
 	"fmt"
+	goruntime "runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -193,12 +195,12 @@ func TestSnapshotsThatWereNotOnDisk(t *testing.T) {
 	k.setFail("rootfs.sync", true)
 	lost := snap(t, h, "dev")
 	h.crash()
-	k.setFail("rootfs.sync", false)
 	h = open(t, k, dir)
 	if _, err := h.SnapshotOf(t.Context(), string(lost.ID)); err != nil {
 		t.Errorf("after a kill of the daemon: %v", err)
 	}
 	h.crash()
+	k.setFail("rootfs.sync", false)
 	sqlDo(t, dir, `UPDATE snapshots SET boot_id = 'boot-0' WHERE boot_id <> ''`)
 	h = open(t, k, dir)
 	if _, err := h.SnapshotOf(t.Context(), string(lost.ID)); !errors.Is(err, sandbox.ErrNotFound) {
@@ -290,4 +292,81 @@ func TestReplacedFilesAreOnDiskBeforeTheRow(t *testing.T) {
 	if r := h.root(t, sb.ID); r.Pending != nil || !slices.Equal(r.Stack, s.Layers) {
 		t.Errorf("it stands on %+v, want %v", r, s.Layers)
 	}
+}
+
+// TestSnapshotOfAKilledDaemonReachesTheDisk: the next daemon of the same boot
+// sees to it, or the next boot would remove a snapshot that is whole.
+func TestSnapshotOfAKilledDaemonReachesTheDisk(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	create(t, h, sandbox.Spec{Name: "dev"})
+	k.killAt("rootfs.sync", false)
+	s := snap(t, h, "dev")
+	k.waitDead(t, "rootfs.sync")
+	h.crash()
+	k.revive()
+	h = open(t, k, dir)
+	for deadline := time.Now().Add(5 * time.Second); !s.Durable; <-time.After(2 * time.Millisecond) {
+		var err error
+		if s, err = h.SnapshotOf(t.Context(), string(s.ID)); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it is not on disk")
+		}
+	}
+}
+
+// TestKnownEndsMakeNoRestorePoints: PID 1 tells a new daemon again what it
+// told the one before.
+func TestKnownEndsMakeNoRestorePoints(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{AutoSnapshot: true})
+	ended := sandbox.Process{ID: "p1", Argv: []string{"x"}, Exit: &sandbox.ExitStatus{}}
+	h.eventsToldTo(t, sb.ID, ended)
+	points := func(want int) {
+		t.Helper()
+		if all, err := h.Snapshots(t.Context(), string(sb.ID), sandbox.SnapshotAuto); err != nil || len(all) != want {
+			t.Errorf("%d restore points, %v; want %d", len(all), err, want)
+		}
+	}
+	points(1)
+	h.crash()
+	h = open(t, k, dir)
+	h.eventsToldTo(t, sb.ID, ended)
+	points(1)
+	ended.ID = "p2"
+	k.eventsOf(sb.ID) <- guest.Event{Seq: 3, Type: processExited, Process: ended}
+	k.eventsOf(sb.ID) <- guest.Event{Seq: 4, Type: "started"}
+	for deadline := time.Now().Add(5 * time.Second); len(k.eventsOf(sb.ID)) > 0; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody listens to PID 1")
+		}
+	}
+	points(2)
+}
+
+// TestCollectionsDoNotPileUp: behind a client that takes hours to send an
+// archive one collection waits, however many things are removed.
+func TestCollectionsDoNotPileUp(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	create(t, h, sandbox.Spec{Name: "dev"})
+	var all []sandbox.Snapshot
+	for range 60 {
+		all = append(all, snap(t, h, "dev"))
+	}
+	h.imports.RLock()
+	before := goruntime.NumGoroutine()
+	for _, s := range all {
+		if _, err := h.RemoveSnapshot(t.Context(), string(s.ID), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := goruntime.NumGoroutine(); now > before+30 {
+		t.Errorf("%d goroutines, %d before 60 removals", now, before)
+	}
+	h.imports.RUnlock()
+	h.layersAgree(t)
 }

@@ -22,9 +22,9 @@ const (
 const (
 	sqlInsertSnapshot = `INSERT INTO snapshots (id, name, sandbox, kind, status, created_at, boot_id, record)
 		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
-	sqlFinishSnapshot  = `UPDATE snapshots SET status = 'ready', boot_id = ?2, record = ?3 WHERE id = ?1`
-	sqlDropSnapshot    = `DELETE FROM snapshots WHERE id = ? AND status = 'creating'`
-	sqlDropSnapshots   = `DELETE FROM snapshots WHERE status = 'creating' AND NOT EXISTS
+	sqlFinishSnapshot = `UPDATE snapshots SET status = 'ready', boot_id = ?2, record = ?3 WHERE id = ?1`
+	sqlDropSnapshot   = `DELETE FROM snapshots WHERE id = ? AND status = 'creating'`
+	sqlDropSnapshots  = `DELETE FROM snapshots WHERE status = 'creating' AND NOT EXISTS
 		(SELECT 1 FROM sandboxes WHERE pending <> '' AND json_extract(pending, '$.snapshot.id') = snapshots.id)`
 	sqlSnapshotDurable = `UPDATE snapshots SET boot_id = '', record = json_set(record, '$.durable', json('true')) WHERE id = ?1 AND status = 'ready'`
 	sqlSnapshotCounted = `UPDATE snapshots SET record = json_set(record, '$.size_bytes', ?2, '$.files', ?3) WHERE id = ?1 AND status = 'ready'`
@@ -172,7 +172,8 @@ func (d *DB) Snapshots(ctx context.Context, f sandbox.SnapshotFilter) ([]sandbox
 }
 
 // LostSnapshots lists those that were not on disk when another boot than this
-// one ended: their files may lack data.
+// one ended: their files may lack data. With no boot, all that are not known to
+// be on disk.
 func (d *DB) LostSnapshots(ctx context.Context, boot string) ([]sandbox.Snapshot, error) {
 	return collect(ctx, d.reads[sqlLostSnapshots], scanSnapshot, boot)
 }
