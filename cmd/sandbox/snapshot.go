@@ -171,6 +171,9 @@ began with. Only what was written since they parted is looked at.`,
 			if err != nil {
 				return err
 			}
+			if limit < 1 {
+				return usage("--limit %d: use 1 or more", limit)
+			}
 			from, to := "", args[0]
 			if len(args) == 2 {
 				from, to = args[0], args[1]
@@ -218,6 +221,9 @@ they do not write, and their volumes: give each its own, or none, to keep them a
   sandbox fork before-upgrade -n 100 --name worker`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if req.Count < 1 {
+				return usage("--count %d: use 1 or more", req.Count)
+			}
 			if req.Env, err = parseEnv(env, os.Getenv); err != nil {
 				return err
 			}
