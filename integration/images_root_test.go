@@ -70,7 +70,7 @@ func (d *daemon) listing(t testing.TB, img string) string {
 // TestRegistry brings an image of Debian packages in, runs it, sends it out
 // again in every way there is, and gets the same tree back each time.
 func TestRegistry(t *testing.T) {
-	l := makeLayout(t, int64(soak(60, 220))<<20)
+	l := makeLayout(t, int64(soak(8, 220))<<20)
 	g, other := startRegistry(t, false), startRegistry(t, false)
 	l.push(g, "team/app:1")
 	d := install(t, "")
@@ -162,7 +162,7 @@ func TestRegistry(t *testing.T) {
 // TestPushOfFiles sends the files of a sandbox and of a snapshot to the registry
 // their image is of: only what was written is sent, and it comes back.
 func TestPushOfFiles(t *testing.T) {
-	l := makeLayout(t, 8<<20)
+	l := makeLayout(t, 1<<20)
 	g := startRegistry(t, false)
 	l.push(g, "app:1")
 	d := install(t, "")
@@ -433,7 +433,7 @@ func TestHostileRegistry(t *testing.T) {
 // the image is there whole or not at all, a repeated pull brings it, and when
 // it is removed nothing of it is left.
 func TestKillDuringPull(t *testing.T) {
-	l := makeLayout(t, 30<<20)
+	l := makeLayout(t, int64(soak(2, 30))<<20)
 	g := startRegistry(t, false)
 	l.push(g, "app:1")
 	d := install(t, "")
@@ -448,7 +448,7 @@ func TestKillDuringPull(t *testing.T) {
 	d.removeImage(t, "app")
 	d.imagesGone(t, before)
 	done, resumed := 0, 0
-	for round := range soak(5, 20) {
+	for round := range soak(3, 20) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
