@@ -46,7 +46,7 @@ type transfer struct {
 // whole and verified. Where a transfer breaks it goes on from there, at the
 // same repository or the next; what was there from an earlier pull is used.
 // The caller holds the lock of the digest and removes the file.
-func (s *Store) fetch(ctx context.Context, from []*repository, d descriptor, tell func(sandbox.ImageStep, int64, string)) (_ *os.File, err error) {
+func (s *Store) fetch(ctx context.Context, from *sources, d descriptor, tell func(sandbox.ImageStep, int64, string)) (_ *os.File, err error) {
 	f, err := os.OpenFile(s.path(partialDir, hexOf(d.Digest)), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, spaceError("keep a layer", err)
@@ -61,8 +61,11 @@ func (s *Store) fetch(ctx context.Context, from []*repository, d descriptor, tel
 		return nil, err
 	}
 	var errs []error
-	for _, r := range from {
-		err := t.from(ctx, r)
+	for i := range from.ends {
+		r, err := from.at(ctx, i)
+		if err == nil {
+			err = t.from(ctx, r)
+		}
 		if err == nil {
 			_, err = f.Seek(0, io.SeekStart)
 			return f, err
@@ -123,7 +126,7 @@ func (t *transfer) from(ctx context.Context, r *repository) error {
 		if t.n-before >= enough {
 			attempt = 1
 		}
-		if attempt >= maxAttempts || t.anew > maxAnew {
+		if attempt >= r.at.tries || t.anew > maxAnew {
 			return p.err
 		}
 		t.tell(sandbox.StepRetrying, t.n, p.err.Error())

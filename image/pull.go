@@ -85,7 +85,7 @@ type pull struct {
 	platform string
 	*teller
 
-	from   []*repository // that which told the manifest first, then those after it
+	from   sources // that which told the manifest first, then those after it
 	ends   []func()
 	index  string // digest of the index, if there was one
 	m      *manifest
@@ -118,15 +118,37 @@ func (p *pull) resolve(ctx context.Context, from []endpoint) error {
 			}
 			continue
 		}
-		p.from = []*repository{r}
-		for _, at := range from[i+1:] { // for layers this one lacks
-			if r, err := p.open(ctx, at); err == nil {
-				p.from = append(p.from, r)
-			}
-		}
+		p.from = sources{p: p, ends: from[i:], open: []*repository{r}}
 		return nil
 	}
 	return err
+}
+
+// sources are the registries an image can be had from, opened when they are
+// needed: the first that has its manifest, then those after it.
+type sources struct {
+	p    *pull
+	ends []endpoint
+
+	mu   sync.Mutex
+	open []*repository // guarded by mu; nil: not yet
+}
+
+// at returns the i-th.
+func (s *sources) at(ctx context.Context, i int) (*repository, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.open) < len(s.ends) {
+		s.open = append(s.open, nil)
+	}
+	if s.open[i] == nil {
+		r, err := s.p.open(ctx, s.ends[i])
+		if err != nil {
+			return nil, err
+		}
+		s.open[i] = r
+	}
+	return s.open[i], nil
 }
 
 // elsewhere tells whether another registry may do better.
@@ -184,8 +206,12 @@ func (p *pull) manifest(ctx context.Context, r *repository) error {
 // configure reads the image's configuration.
 func (p *pull) configure(ctx context.Context) error {
 	var err error
-	for _, r := range p.from {
-		if p.rawCfg, err = r.small(ctx, p.m.Config, maxConfig); err == nil || ctx.Err() != nil {
+	for i := range p.from.ends {
+		var r *repository
+		if r, err = p.from.at(ctx, i); err == nil {
+			p.rawCfg, err = r.small(ctx, p.m.Config, maxConfig)
+		}
+		if err == nil || ctx.Err() != nil {
 			break
 		}
 	}
@@ -232,7 +258,7 @@ func (p *pull) layer(ctx context.Context, d descriptor, diffID string) error {
 	} else if !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	f, err := p.s.fetch(ctx, p.from, d, tell)
+	f, err := p.s.fetch(ctx, &p.from, d, tell)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 // endpoint is one registry as it is contacted.
 type endpoint struct {
 	host  string
+	tries int // of a request whose faults may pass
 	plain bool
 	ca    string
 	auth  *sandbox.RegistryAuth
@@ -37,13 +38,14 @@ type endpoint struct {
 func (s *Store) endpoints(host string, plain bool, auth *sandbox.RegistryAuth) []endpoint {
 	at := func(h string) endpoint {
 		r := s.cfg.Registries[h]
-		return endpoint{host: h, plain: r.PlainHTTP, ca: r.CAFile, auth: r.Auth}
+		return endpoint{host: h, tries: mirrorAttempts, plain: r.PlainHTTP, ca: r.CAFile, auth: r.Auth}
 	}
 	var all []endpoint
 	for _, m := range s.cfg.Registries[host].Mirrors {
 		all = append(all, at(m))
 	}
 	own := at(host)
+	own.tries = maxAttempts
 	own.plain = own.plain || plain
 	if !auth.Empty() {
 		own.auth = auth
@@ -187,8 +189,10 @@ func (p *passing) Unwrap() error { return p.err }
 // Bounds of repetition.
 const (
 	maxAttempts = 5
-	maxPause    = 10 * time.Second
-	maxWished   = 30 * time.Second // of a pause the registry asks for
+	// mirrorAttempts is the same of a mirror: there is somebody else to ask.
+	mirrorAttempts = 2
+	maxPause       = 10 * time.Second
+	maxWished      = 30 * time.Second // of a pause the registry asks for
 )
 
 // retry repeats f while its faults are of the passing kind.
@@ -204,7 +208,7 @@ func (r *repository) retry(ctx context.Context, doing string, f func(context.Con
 			return fmt.Errorf("image: %s: %w", doing, ctx.Err())
 		case !again:
 			return err
-		case attempt == maxAttempts:
+		case attempt >= r.at.tries:
 			return p.err
 		}
 		if err := r.s.pause(ctx, attempt, p.after); err != nil {

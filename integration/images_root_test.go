@@ -134,7 +134,7 @@ func TestRegistry(t *testing.T) {
 		d.removeImage(t, n)
 	}
 	d.imagesGone(t, before)
-	for way, bring := range map[string]func() (string, string, int){
+	ways := map[string]func() (string, string, int){
 		"registry": func() (string, string, int) {
 			return d.cli(t, nil, "", "image", "pull", "--name", "back", other.host+"/app:1")
 		},
@@ -142,7 +142,12 @@ func TestRegistry(t *testing.T) {
 		"docker": func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["docker"]) },
 		"tar":    func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["tar"]) },
 		"folder": func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", l.dir) },
-	} {
+	}
+	if soak(0, 1) == 0 { // these differ in what package image tests by itself
+		delete(ways, "oci")
+		delete(ways, "folder")
+	}
+	for way, bring := range ways {
 		if _, errs, code := bring(); code != 0 {
 			t.Fatalf("%s: %s", way, errs)
 		}
@@ -239,7 +244,7 @@ func TestPushOfFiles(t *testing.T) {
 // TestRegistryAuth needs a password, which comes from where docker login keeps
 // it, from a helper, from the command line or from the daemon's configuration.
 func TestRegistryAuth(t *testing.T) {
-	l := makeLayout(t, 0)
+	l := tinyLayout(t)
 	g := startRegistry(t, true)
 	l.push(g, "private/app:1", "--dest-creds", registryUser+":"+registryPassword)
 	d := install(t, "")
@@ -294,7 +299,7 @@ func TestRegistryAuth(t *testing.T) {
 
 // TestRegistryMirror asks mirrors first, and the registry where they fail.
 func TestRegistryMirror(t *testing.T) {
-	l := makeLayout(t, 0)
+	l := tinyLayout(t)
 	g, empty := startRegistry(t, false), startRegistry(t, false)
 	l.push(g, "team/app:1")
 	d := install(t, "registries:\n"+
@@ -324,7 +329,7 @@ func TestRegistryInPlain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = run("ip", "addr", "del", address+"/32", "dev", "lo") })
-	l := makeLayout(t, 0)
+	l := tinyLayout(t)
 	g := startRegistry(t, false)
 	l.push(g, "app:1")
 	host := strings.Replace(g.host, "127.0.0.1", address, 1)
@@ -347,7 +352,7 @@ func TestRegistryInPlain(t *testing.T) {
 
 // TestPullOntoAFullDisk has no room for what is on its way.
 func TestPullOntoAFullDisk(t *testing.T) {
-	l := makeLayout(t, 4<<20)
+	l := tinyLayout(t)
 	g := startRegistry(t, false)
 	l.push(g, "app:1")
 	d := install(t, "")

@@ -127,15 +127,21 @@ var (
 	pythonPackages = []string{"python3-minimal", "python3.11-minimal", "libpython3.11-minimal", "libexpat1", "zlib1g"}
 )
 
-// makeLayout makes an image of four layers, of which the largest holds bulk
-// bytes or somewhat more, in a new layout.
-func makeLayout(t testing.TB, bulk int64) *layout {
+func newLayout(t testing.TB) *layout {
 	t.Helper()
 	l := &layout{t: t, dir: filepath.Join(t.TempDir(), "layout")}
 	if err := os.MkdirAll(filepath.Join(l.dir, "blobs/sha256"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l.layer("gzip", func(tw *tar.Writer) {
+	return l
+}
+
+// makeLayout makes an image of four layers, of which the largest holds bulk
+// bytes or somewhat more, in a new layout.
+func makeLayout(t testing.TB, bulk int64) *layout {
+	t.Helper()
+	l := newLayout(t)
+	l.shared("base", "gzip", func(tw *tar.Writer) {
 		for _, link := range []string{"bin", "sbin", "lib", "lib64"} {
 			l.put(tw, &tar.Header{Typeflag: tar.TypeSymlink, Name: link, Linkname: "usr/" + link, Mode: 0o777}, "")
 		}
@@ -145,18 +151,64 @@ func makeLayout(t testing.TB, bulk int64) *layout {
 		l.put(tw, &tar.Header{Typeflag: tar.TypeReg, Name: "etc/group", Mode: 0o644}, "root:x:0:\napp:x:1000:\n")
 		l.put(tw, &tar.Header{Typeflag: tar.TypeReg, Name: "etc/removed-later", Mode: 0o644}, "x")
 	})
-	l.layer("zstd", func(tw *tar.Writer) { l.packages(tw, pythonPackages, 1<<40) })
+	l.shared("python", "zstd", func(tw *tar.Writer) { l.packages(tw, pythonPackages, 1<<40) })
 	l.layer("gzip", func(tw *tar.Writer) { l.packages(tw, l.others(), bulk) })
+	l.app("")
+	l.seal()
+	return l
+}
+
+// tinyLayout makes an image of one layer that is there to be moved, not to be
+// run.
+func tinyLayout(t testing.TB) *layout {
+	t.Helper()
+	l := newLayout(t)
+	l.app(string(imagetest.Noise(1, 4<<20)))
+	l.seal()
+	return l
+}
+
+// app writes the highest layer.
+func (l *layout) app(more string) {
 	l.layer("gzip", func(tw *tar.Writer) {
 		l.put(tw, &tar.Header{Typeflag: tar.TypeReg, Name: "etc/.wh.removed-later"}, "")
+		l.put(tw, &tar.Header{Typeflag: tar.TypeReg, Name: "etc/more", Mode: 0o644}, more)
 		l.put(tw, &tar.Header{Typeflag: tar.TypeDir, Name: "srv/", Mode: 0o755, Uid: 1000, Gid: 1000}, "")
 		l.put(tw, &tar.Header{Typeflag: tar.TypeReg, Name: "srv/app", Mode: 0o755, Uid: 1000, Gid: 1000},
 			"#!/bin/sh\necho \"hello $* from $(id -un) in $(pwd) with $GREETING\"\n")
 		l.put(tw, &tar.Header{Typeflag: tar.TypeLink, Name: "srv/app-again", Linkname: "srv/app"}, "")
 	})
-	l.seal()
-	return l
 }
+
+// layers made once for all layouts, by name.
+var sharedLayers = map[string]struct {
+	blob   []byte
+	layer  imagetest.Descriptor
+	diffID string
+	bytes  int64
+}{}
+
+// shared is layer for one that many layouts have: it is made once.
+func (l *layout) shared(name, how string, fill func(*tar.Writer)) {
+	made, ok := sharedLayers[name]
+	if ok {
+		if err := os.WriteFile(filepath.Join(l.dir, blobFile(made.layer.Digest)), made.blob, 0o644); err != nil {
+			l.t.Fatal(err)
+		}
+		l.layers, l.diffIDs, l.bytes = append(l.layers, made.layer), append(l.diffIDs, made.diffID), l.bytes+made.bytes
+		return
+	}
+	before := l.bytes
+	l.layer(how, fill)
+	made.layer, made.diffID, made.bytes = l.layers[len(l.layers)-1], l.diffIDs[len(l.diffIDs)-1], l.bytes-before
+	var err error
+	if made.blob, err = os.ReadFile(filepath.Join(l.dir, blobFile(made.layer.Digest))); err != nil {
+		l.t.Fatal(err)
+	}
+	sharedLayers[name] = made
+}
+
+func blobFile(digest string) string { return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:") }
 
 // others names every other installed package, the largest first.
 func (l *layout) others() []string {
