@@ -36,13 +36,14 @@ func TestKillDaemonInSnapshots(t *testing.T) {
 		clients = append(clients, k)
 	}
 	acked := 0
+	pace := paceOf(t, clients[0])
 	for round := range soak(3, 50) {
 		load, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for _, k := range clients {
 			wg.Go(func() { k.run(load) })
 		}
-		<-time.After(time.Duration(100+rand.IntN(700)) * time.Millisecond) // the kill comes at a random moment
+		<-time.After(pace + time.Duration(rand.Int64N(int64(20*pace)))) // the kill comes at a random moment
 		d.kill()
 		stop()
 		wg.Wait()
@@ -51,6 +52,7 @@ func TestKillDaemonInSnapshots(t *testing.T) {
 		for _, k := range clients {
 			k.verify(t, false)
 			acked += len(k.snaps)
+			k.thin(t)
 		}
 		d.removeForks(t)
 		d.agree(t)
@@ -74,6 +76,29 @@ func TestKillDaemonInSnapshots(t *testing.T) {
 	d.noUpperLayers(t)
 	d.agree(t)
 	d.noProjects(t)
+}
+
+// paceOf is how long a snapshot takes here.
+func paceOf(t *testing.T, k *keeper) time.Duration {
+	t.Helper()
+	began := time.Now()
+	k.d.sh(t, k.name, "echo x >/root/x")
+	k.d.snapshot(t, k.name, "")
+	return time.Since(began)
+}
+
+// thin removes snapshots, so that a long run stays quick.
+func (k *keeper) thin(t *testing.T) {
+	t.Helper()
+	for name := range k.snaps {
+		if len(k.snaps) <= 12 {
+			return
+		}
+		if _, err := k.d.RemoveSnapshot(t.Context(), name); err != nil {
+			t.Errorf("remove snapshot %s: %v", name, err)
+		}
+		delete(k.snaps, name)
+	}
 }
 
 // keeper is a client that knows what its sandbox should hold. A file says one
@@ -224,7 +249,7 @@ func (k *keeper) verify(t *testing.T, all bool) {
 	}
 	for _, s := range listed {
 		present[s.Name] = true
-		if s.Name == "" && rand.IntN(4) == 0 || all && s.Kind == sandbox.SnapshotAuto {
+		if s.Name == "" && rand.IntN(16) == 0 || all && s.Kind == sandbox.SnapshotAuto {
 			k.look(t, string(s.ID), k.seen)
 		}
 	}

@@ -69,8 +69,10 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 	}
 	root := &Root{}
 	err = s.withHeadroom(m.ID, func() (err error) {
-		root.Mount, err = s.mountOverlay(plan, m.UserNS, m.UIDBase, s.mode)
-		return err
+		if root.Mount, err = s.mountOverlay(plan, m.UserNS, m.UIDBase, s.mode); err != nil {
+			return err
+		}
+		return writable(root.Mount)
 	})
 	if err != nil {
 		return nil, errors.Join(s.explainMount(m.ID, plan, err), root.Close())
@@ -83,6 +85,19 @@ func (s *Store) Mount(ctx context.Context, m MountSpec) (*Root, error) {
 		root.Extra = append(root.Extra, Extra{File: usr, Path: "/usr"})
 	}
 	return root, nil
+}
+
+// writable is ENOSPC where the overlay found no room for its work directory:
+// the kernel then mounts it read-only, and only its log says why.
+func writable(mount *os.File) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(mount.Fd()), &st); err != nil {
+		return os.NewSyscallError("fstatfs", err)
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return unix.ENOSPC
+	}
+	return nil
 }
 
 // What mounting itself may take beyond a sandbox's limits: the overlay makes

@@ -71,6 +71,28 @@ func (s *Store) CreateUpper(id sandbox.ID, _ int, l sandbox.Limits) error {
 	return nil
 }
 
+// Room tells whether the volume has room for one more upper and its mount,
+// by making what that takes and removing it. Class ErrExhausted if not. Ask
+// before an upper is given up for another.
+func (s *Store) Room() error {
+	dir, err := os.MkdirTemp(s.vol.path(stagingDir), "room")
+	if err != nil {
+		return spaceError("look for room", err)
+	}
+	for _, d := range []string{"upper/etc", "work/work", "work/incompat/volatile"} {
+		if err == nil {
+			err = os.MkdirAll(filepath.Join(dir, d), 0o700)
+		}
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "upper/etc/hosts"), make([]byte, 1024), 0o600)
+	}
+	if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
+		return spaceError("look for room", err)
+	}
+	return nil
+}
+
 // SetLimits changes the limits of a sandbox; what it already holds beyond
 // them stays. Where quotas are not enforced it does nothing.
 func (s *Store) SetLimits(id sandbox.ID, _ int, l sandbox.Limits) error {

@@ -298,6 +298,8 @@ func (f fakeRoots) CreateUpper(id sandbox.ID, _ int, _ sandbox.Limits) error {
 	return f.step("rootfs.upper", func() { f.uppers[id] = true })
 }
 
+func (f fakeRoots) Room() error { return nil }
+
 func (f fakeRoots) Mount(context.Context, rootfs.MountSpec) (*rootfs.Root, error) {
 	if err := f.step("rootfs.mount", nil); err != nil {
 		return nil, err

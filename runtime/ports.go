@@ -50,6 +50,7 @@ type Roots interface {
 	Layers() ([]string, error)
 	RemoveLayer(digest string) error
 	CreateUpper(id sandbox.ID, slot int, l sandbox.Limits) error
+	Room() error
 	Mount(ctx context.Context, m rootfs.MountSpec) (*rootfs.Root, error)
 	Usage(id sandbox.ID, slot int) (bytes, inodes uint64, known bool, err error)
 	Clean(id sandbox.ID) error

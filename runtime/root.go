@@ -45,6 +45,9 @@ type replace struct {
 func (m *Manager) replaceRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, to replace) (sandbox.Sandbox, error) {
 	p := state.PendingRoot{Op: state.RootReplace, Stack: to.stack, Point: to.point, InitPID: sb.InitPID}
 	stopped := sb.Status == sandbox.StatusStopped
+	if err := m.roots.Room(); err != nil { // before anything is given up
+		return sb, err
+	}
 	if err := m.state.BeginRoot(ctx, b.id, p, stopped); err != nil {
 		return sb, err
 	}
