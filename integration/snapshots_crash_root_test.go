@@ -380,3 +380,31 @@ func (d *daemon) projects(t testing.TB) (out []string) {
 	}
 	return out
 }
+
+// TestForkHistoryEndsAtItsBeginning: what a fork was made of has a history,
+// which is none of the fork's, also once the snapshot between them is gone.
+func TestForkHistoryEndsAtItsBeginning(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "dev"})
+	d.sh(t, "dev", "echo one >/root/f")
+	d.snapshot(t, "dev", "one")
+	d.sh(t, "dev", "echo two >/root/f")
+	if _, err := d.Fork(t.Context(), "dev", sandbox.ForkRequest{Name: "fork"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Remove(t.Context(), "dev"); err != nil { // and with it the snapshot the fork was made of
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, "the fork's snapshot goes with its sandbox", func() bool { return len(d.snapshots(t, "")) == 1 })
+	h, err := d.History(t.Context(), "fork")
+	if err != nil || len(h.Points) != 0 || h.Changed {
+		t.Errorf("history of a fork nothing was done to: %+v, %v", h, err)
+	}
+	d.sh(t, "fork", "echo three >/root/f")
+	if _, err := d.Undo(t.Context(), "fork", 1); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "fork", "cat /root/f"); got != "two" {
+		t.Errorf("undone: %q, want what the fork began with", got)
+	}
+}
