@@ -347,7 +347,7 @@ func smallImage(t testing.TB, d *daemon, name string) string {
 		}
 	}
 	put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, program)
-	for _, applet := range strings.Fields("sh cat ls find sort xargs stat mkdir ln mv rm chmod echo sleep true hostname grep") {
+	for applet := range strings.FieldsSeq("sh cat ls find sort xargs stat mkdir ln mv rm chmod echo sleep true hostname grep") {
 		put(tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
 	}
 	put(tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755}, nil)
