@@ -460,6 +460,9 @@ func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {
 func (p fakePID1) CloseIdle() {}
 
 func (p fakePID1) Configure(_ context.Context, c guest.Config) error {
+	if err := p.k.step("guest.place", nil); err != nil {
+		return sandbox.Errorf(sandbox.ErrConflict, "mount_point", "something is in the way: %w", err)
+	}
 	return p.k.step("guest.configure", func() {
 		p.k.configured[p.id()] = c
 		if c.Timings != nil {

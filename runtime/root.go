@@ -23,7 +23,8 @@ import (
 const (
 	eventReset      = "sandbox.reset"
 	eventRolledBack = "sandbox.rolled_back"
-	codeRootBusy    = "root_busy" // of PID 1
+	codeRootBusy    = "root_busy"   // of PID 1
+	codeMountPoint  = "mount_point" // of PID 1: the workload put something in the way of a volume
 )
 
 // stacked is the image of a root with the layers it stands on now.
@@ -178,8 +179,9 @@ func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image
 
 // freezeRoot makes a sandbox's upper a layer and goes on with a fresh one: the
 // quiesced snapshot, at a price that does not depend on what was written. It
-// is class ErrConflict with code root_busy, and nothing changed, where
-// something is at work in the root.
+// is class ErrConflict with code root_busy or mount_point, and nothing changed,
+// where something is at work in the root, or its volumes could not be mounted
+// once more.
 func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
 	stopped := sb.Status == sandbox.StatusStopped
 	snap.Durable = stopped
@@ -214,7 +216,8 @@ func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r 
 			return snap, takeBack(err)
 		}
 	} else if err := m.restack(ctx, b, sb, r, p.Stack); err != nil {
-		if sandbox.CodeOf(err) == codeRootBusy || sandbox.CodeOf(err) == codeNotTried {
+		switch sandbox.CodeOf(err) {
+		case codeRootBusy, codeNotTried, codeMountPoint: // it stands where it stood
 			return snap, takeBack(err)
 		}
 		return snap, m.rootFailed(ctx, b, sb, p, err)

@@ -116,7 +116,7 @@ func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, 
 	}
 	if idle {
 		frozen, err := m.freezeRoot(ctx, b, sb, r, snap)
-		if sandbox.CodeOf(err) != codeRootBusy {
+		if code := sandbox.CodeOf(err); code != codeRootBusy && code != codeMountPoint {
 			return frozen, err
 		}
 	}
@@ -428,7 +428,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	if req.Count < 0 || req.Count > maxForks {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_count", "fork %d times: use 1 to %d", req.Count, maxForks)
 	}
-	s, err := m.forkSource(ctx, ref, req.Actor)
+	s, err := m.forkSource(ctx, ref, req)
 	if err != nil {
 		return nil, err
 	}
@@ -477,20 +477,22 @@ func (m *Manager) forked(ctx context.Context, req sandbox.ForkRequest, out []san
 	return nil, errs[failed]
 }
 
-// forkSource is the snapshot ref names, or one taken now of the sandbox.
-func (m *Manager) forkSource(ctx context.Context, ref, actor string) (sandbox.Snapshot, error) {
-	s, err := m.state.Snapshot(ctx, ref)
-	if !errors.Is(err, sandbox.ErrNotFound) {
-		return s, err
+// forkSource is the snapshot ref names, or one taken now of the sandbox. A
+// snapshot comes first, unless the request is for a sandbox.
+func (m *Manager) forkSource(ctx context.Context, ref string, req sandbox.ForkRequest) (s sandbox.Snapshot, err error) {
+	if req.ForkOf != sandbox.ForkOfSandbox {
+		if s, err = m.state.Snapshot(ctx, ref); !errors.Is(err, sandbox.ErrNotFound) {
+			return s, err
+		}
 	}
 	sb, serr := m.Sandbox(ctx, ref)
 	if serr != nil {
-		if errors.Is(serr, sandbox.ErrNotFound) {
+		if errors.Is(serr, sandbox.ErrNotFound) && req.ForkOf != sandbox.ForkOfSandbox {
 			return s, sandbox.Errorf(sandbox.ErrNotFound, "snapshot_not_found", "neither a snapshot nor a sandbox is called %.80q: 'sandbox snapshot ls' and 'sandbox ls' show what there is", ref)
 		}
 		return s, serr
 	}
-	return m.Snapshot(ctx, string(sb.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Comment: "so that it could be forked", Actor: actor})
+	return m.Snapshot(ctx, string(sb.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Comment: "so that it could be forked", Actor: req.Actor})
 }
 
 // forkSpec is the spec of the i-th sandbox a fork asks for.

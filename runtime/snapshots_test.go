@@ -370,3 +370,51 @@ func TestCollectionsDoNotPileUp(t *testing.T) {
 	h.imports.RUnlock()
 	h.layersAgree(t)
 }
+
+// TestSnapshotBesideABlockedVolume: what a workload put in the way of a mount
+// stops no sandbox that is only to be frozen.
+func TestSnapshotBesideABlockedVolume(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev"})
+	before := h.root(t, sb.ID).Stack
+	k.setFail("guest.place", true)
+	if s := snap(t, h, "dev"); !s.Live || !slices.Equal(s.Layers[:len(s.Layers)-1], before) {
+		t.Errorf("it was not copied: %+v", s)
+	}
+	k.setFail("guest.place", false)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning || got.InitPID != sb.InitPID {
+		t.Errorf("it is %s with PID 1 %d (%s)", got.Status, got.InitPID, got.Detail)
+	}
+	if s := snap(t, h, "dev"); s.Live {
+		t.Errorf("with nothing in the way it was copied: %+v", s)
+	}
+	h.agree(t)
+	h.layersAgree(t)
+}
+
+// TestForkOfASandboxNamedAsASnapshot: who asks for a sandbox gets its files as
+// they are now.
+func TestForkOfASandboxNamedAsASnapshot(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev"})
+	old, err := h.Snapshot(t.Context(), "dev", sandbox.SnapshotRequest{Name: "dev"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[string]bool{"": true, sandbox.ForkOfSandbox: false} {
+		made, err := h.Fork(t.Context(), "dev", sandbox.ForkRequest{ForkOf: of})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := made[0].Sandbox.Spec.Snapshot == old.ID; got != want {
+			t.Errorf("fork of %q: of the snapshot is %v, want %v", of, got, want)
+		}
+	}
+	if _, err := h.Fork(t.Context(), string(old.ID), sandbox.ForkRequest{ForkOf: sandbox.ForkOfSandbox}); sandbox.CodeOf(err) != "sandbox_not_found" {
+		t.Errorf("fork of a snapshot as a sandbox: %v", err)
+	}
+	if _, err := h.Fork(t.Context(), string(sb.ID), sandbox.ForkRequest{}); err != nil {
+		t.Error(err)
+	}
+}

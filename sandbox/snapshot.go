@@ -97,8 +97,12 @@ type ForkRequest struct {
 	TTL      *int64            `json:"ttl_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"In place of the lifetime of the snapshot's spec."`
 	NeedsAll bool              `json:"needs_all,omitempty" doc:"Where one cannot be made, remove the others again."`
 	Actor    string            `json:"-"`
-	ForkOf   string            `json:"-"`
+	ForkOf   string            `json:"-"` // ForkOfSandbox, or empty for either
 }
+
+// ForkOfSandbox asks for forks of the sandbox a name stands for, though a
+// snapshot may have the same name.
+const ForkOfSandbox = "sandbox"
 
 // Fork is the outcome of one of the sandboxes a fork asked for.
 type Fork struct {

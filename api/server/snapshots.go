@@ -116,6 +116,9 @@ func (s *server) snapshotRoutes() {
 			Summary: "Make sandboxes that begin with the files of a " + what, Tags: tags,
 		}, func(ctx context.Context, in *forkInput) (*result[api.ForkList], error) {
 			in.Body.Actor = actorOf(ctx)
+			if what == sandbox.ForkOfSandbox {
+				in.Body.ForkOf = what
+			}
 			made, err := s.m.Fork(ctx, in.Ref, in.Body)
 			return wrap(api.ForkList{Items: orEmpty(made)}, err)
 		})
