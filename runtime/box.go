@@ -32,6 +32,7 @@ type box struct {
 	oomAt    time.Time          // guarded by mu; when that count last rose
 	ttl      *time.Timer        // guarded by mu
 	points   bool               // guarded by mu; restore points are wanted
+	pointed  map[int64]bool     // guarded by mu; numbers of processes whose restore points were seen to
 	idle     idleClock          // guarded by mu
 	// before is the number of the last process of roots before the present
 	// one: what main processes up to it do does not matter any more.
@@ -87,6 +88,28 @@ func (b *box) wantsPoints() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.points
+}
+
+// sawPoint reports whether the restore point after a process was seen to: its
+// end is told by whoever is connected to it, and by the events of PID 1.
+func (b *box) sawPoint(id sandbox.ProcessID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pointed[processNumber(id)]
+}
+
+// maxPointed bounds the memory of that.
+const maxPointed = 4096
+
+func (b *box) notePoint(id sandbox.ProcessID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.pointed == nil || len(b.pointed) >= maxPointed {
+		b.pointed = map[int64]bool{}
+	}
+	if n := processNumber(id); n > 0 {
+		b.pointed[n] = true
+	}
 }
 
 // counters are those of earlier shells, and whether the present one's are in
@@ -188,6 +211,6 @@ func (b *box) letGo() *launch.Shell {
 		b.unwatch = nil
 	}
 	s := b.shell
-	b.shell, b.main, b.before = nil, nil, 0
+	b.shell, b.main, b.before, b.pointed = nil, nil, 0, nil
 	return s
 }

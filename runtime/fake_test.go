@@ -517,8 +517,9 @@ type fakeIO struct {
 	proc sandbox.Process
 }
 
-func (f fakeIO) Process() sandbox.Process { return f.proc }
-func (f fakeIO) Close() error             { return nil }
+func (f fakeIO) Process() sandbox.Process      { return f.proc }
+func (f fakeIO) Close() error                  { return nil }
+func (f fakeIO) Next() (sandbox.Output, error) { return sandbox.Output{}, io.EOF }
 
 type fakeEvents struct {
 	ctx    context.Context //nolint:containedctx // the stream's own life, as a connection's

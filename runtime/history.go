@@ -30,7 +30,7 @@ func (m *Manager) restorePoint(b *box, p sandbox.Process) {
 		return
 	}
 	defer b.unlock()
-	if m.box(b.id) != b || !b.runs() {
+	if m.box(b.id) != b || !b.runs() || b.sawPoint(p.ID) {
 		return
 	}
 	if err := m.tryPoint(ctx, b, p); err != nil {
@@ -38,7 +38,9 @@ func (m *Manager) restorePoint(b *box, p sandbox.Process) {
 		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: "snapshot.failed", Actor: "daemon", Data: map[string]string{
 			"kind": string(sandbox.SnapshotAuto), "process": string(p.ID), "detail": explain(err),
 		}})
+		return
 	}
+	b.notePoint(p.ID)
 }
 
 func (m *Manager) tryPoint(ctx context.Context, b *box, p sandbox.Process) error {

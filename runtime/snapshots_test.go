@@ -418,3 +418,23 @@ func TestForkOfASandboxNamedAsASnapshot(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestOneRestorePointForOneCommand: its end is told twice, by its stream and
+// by PID 1.
+func TestOneRestorePointForOneCommand(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{AutoSnapshot: true})
+	k.setLive(1) // so that the files stay where they are
+	p, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"x"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = p.Next()
+	}
+	h.eventsToldTo(t, sb.ID, sandbox.Process{ID: "p1", Argv: []string{"x"}, Exit: &sandbox.ExitStatus{}})
+	if all, err := h.Snapshots(t.Context(), string(sb.ID)); err != nil || len(all) != 1 {
+		t.Errorf("%d restore points, %v; want 1", len(all), err)
+	}
+}
