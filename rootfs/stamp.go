@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,13 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 // coarseClock is more than a tick of the clock file times are taken from: 10
 // ms at CONFIG_HZ=100, the slowest there is.
 const coarseClock = 25 * time.Millisecond
+
+// StampTick is how long after the last change a stamp is one of its own.
+const StampTick = coarseClock
+
+// FreshStamp reports whether a stamp was taken within StampTick of the last
+// change: it equals no other, though nothing may change any more.
+func FreshStamp(stamp string) bool { return strings.Count(stamp, ".") > 2 }
 
 // mix is the finalizer of splitmix64: each bit of x changes half of the result.
 func mix(x uint64) uint64 {

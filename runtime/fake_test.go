@@ -48,6 +48,8 @@ type kernel struct {
 	volumes                         map[string]rootfs.VolumeLimits
 	mute                            bool // PID 1s answer nothing
 
+	stamps []string // of uppers, in the order of the questions; then any
+
 	live int // processes that every PID 1 says it has
 
 	// dieAt names the step at which the daemon is killed: before its effect,
@@ -329,10 +331,20 @@ func (f fakeRoots) Furnish(sandbox.ID, sandbox.Image, rootfs.Identity, rootfs.Id
 func (f fakeRoots) Uppers() ([]sandbox.ID, error)                    { return f.keys(f.uppers), nil }
 func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
 
-func (f fakeRoots) NewLayer() string                      { return "upper:" + strings.ToLower(rand.Text()) }
-func (f fakeRoots) Sync() error                           { return f.step("rootfs.sync", nil) }
-func (f fakeRoots) Unchanged(sandbox.ID) (bool, error)    { return false, nil }
-func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) { return rand.Text(), nil }
+func (f fakeRoots) NewLayer() string                   { return "upper:" + strings.ToLower(rand.Text()) }
+func (f fakeRoots) Sync() error                        { return f.step("rootfs.sync", nil) }
+func (f fakeRoots) Unchanged(sandbox.ID) (bool, error) { return false, nil }
+
+func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.stamps) == 0 {
+		return rand.Text(), nil
+	}
+	stamp := f.stamps[0]
+	f.stamps = f.stamps[1:]
+	return stamp, nil
+}
 
 func (f fakeRoots) ExportPath(context.Context, []string, string, io.Writer) (bool, error) {
 	return false, f.step("rootfs.exportpath", nil)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -48,7 +49,7 @@ func (m *Manager) tryPoint(ctx context.Context, b *box, p sandbox.Process) error
 	if err != nil || same {
 		return err
 	}
-	stamp, err := m.roots.UpperStamp(b.id)
+	stamp, err := m.stampOf(ctx, b)
 	if err != nil || stamp == b.stamp {
 		return err
 	}
@@ -66,6 +67,21 @@ func (m *Manager) tryPoint(ctx context.Context, b *box, p sandbox.Process) error
 		b.stamp = stamp
 	}
 	return m.keepNewest(ctx, b.id, sandbox.SnapshotAuto, keepAuto)
+}
+
+// stampOf is a stamp of the upper that later ones can equal, where the upper is
+// going to stay: else the next command that changes nothing would be taken for
+// one that did.
+func (m *Manager) stampOf(ctx context.Context, b *box) (string, error) {
+	stamp, err := m.roots.UpperStamp(b.id)
+	if err != nil || !rootfs.FreshStamp(stamp) {
+		return stamp, err
+	}
+	if info, err := b.guest.Ping(ctx); err != nil || info.Live == 0 {
+		return stamp, err // there will be a new upper
+	}
+	pause(ctx, rootfs.StampTick)
+	return m.roots.UpperStamp(b.id)
 }
 
 // keepNewest removes the oldest snapshots of one kind beyond keep.

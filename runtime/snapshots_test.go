@@ -438,3 +438,21 @@ func TestOneRestorePointForOneCommand(t *testing.T) {
 		t.Errorf("%d restore points, %v; want 1", len(all), err)
 	}
 }
+
+// TestNoRestorePointOfNothing: a command that changes nothing makes none, also
+// right after one that did and while something runs.
+func TestNoRestorePointOfNothing(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{AutoSnapshot: true})
+	k.setLive(1)
+	k.mu.Lock()
+	k.stamps = []string{"3.a.b.fresh", "3.a.b", "3.a.b", "3.c.d"}
+	k.mu.Unlock()
+	for i, want := range []int{1, 1, 2} {
+		h.restorePoint(h.box(sb.ID), sandbox.Process{ID: sandbox.ProcessID(fmt.Sprint("p", i+1)), Argv: []string{"x"}})
+		if all, err := h.Snapshots(t.Context(), string(sb.ID)); err != nil || len(all) != want {
+			t.Errorf("after command %d: %d restore points, %v; want %d", i+1, len(all), err, want)
+		}
+	}
+}
