@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +42,7 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 	}
 	stamp := fmt.Sprintf("%d.%x.%016x", inodes, last, sum)
 	if time.Now().UnixNano()-last < coarseClock.Nanoseconds() {
-		stamp += "." + rand.Text()
+		stamp += FreshStamp + rand.Text()
 	}
 	return stamp, nil
 }
@@ -55,9 +54,9 @@ const coarseClock = 25 * time.Millisecond
 // StampTick is how long after the last change a stamp is one of its own.
 const StampTick = coarseClock
 
-// FreshStamp reports whether a stamp was taken within StampTick of the last
+// FreshStamp is part of a stamp that was taken within StampTick of the last
 // change: it equals no other, though nothing may change any more.
-func FreshStamp(stamp string) bool { return strings.Count(stamp, ".") > 2 }
+const FreshStamp = "+"
 
 // mix is the finalizer of splitmix64: each bit of x changes half of the result.
 func mix(x uint64) uint64 {

@@ -74,7 +74,7 @@ func (m *Manager) tryPoint(ctx context.Context, b *box, p sandbox.Process) error
 // one that did.
 func (m *Manager) stampOf(ctx context.Context, b *box) (string, error) {
 	stamp, err := m.roots.UpperStamp(b.id)
-	if err != nil || !rootfs.FreshStamp(stamp) {
+	if err != nil || !strings.Contains(stamp, rootfs.FreshStamp) {
 		return stamp, err
 	}
 	if info, err := b.guest.Ping(ctx); err != nil || info.Live == 0 {

@@ -447,7 +447,7 @@ func TestNoRestorePointOfNothing(t *testing.T) {
 	sb := create(t, h, sandbox.Spec{AutoSnapshot: true})
 	k.setLive(1)
 	k.mu.Lock()
-	k.stamps = []string{"3.a.b.fresh", "3.a.b", "3.a.b", "3.c.d"}
+	k.stamps = []string{"3.a.b+fresh", "3.a.b", "3.a.b", "3.c.d"}
 	k.mu.Unlock()
 	for i, want := range []int{1, 1, 2} {
 		h.restorePoint(h.box(sb.ID), sandbox.Process{ID: sandbox.ProcessID(fmt.Sprint("p", i+1)), Argv: []string{"x"}})
