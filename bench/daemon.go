@@ -107,26 +107,28 @@ func (b *bench) paid(ctx context.Context) error {
 }
 
 // trash returns what the daemon has still to delete.
-func (b *bench) trash() ([]os.DirEntry, error) {
-	way, err := b.volume("trash")
-	if err != nil {
-		return nil, err
+func (b *bench) trash() (left []os.DirEntry, err error) {
+	ways, err := b.volume("trash")
+	for _, way := range ways {
+		if left, err = os.ReadDir(way); err == nil {
+			return left, nil
+		}
 	}
-	return os.ReadDir(way)
+	return nil, err
 }
 
-// volume is the way to a directory of the daemon's volume. Any of its threads
-// shows its mounts, but for the odd one that is parked in a sandbox's.
-func (b *bench) volume(name string) (string, error) {
+// volume is the ways to a directory of the daemon's volume. Any of its threads
+// shows its mounts, but for the odd one that is parked in a sandbox's, or ends.
+func (b *bench) volume(name string) ([]string, error) {
 	name = filepath.Join("volume", name)
 	ways, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(b.daemon.cmd.Process.Pid), "task/*/root", b.stateDir, name))
 	if err == nil && len(ways) == 0 {
 		err = os.ErrNotExist
 	}
 	if err != nil {
-		return "", fmt.Errorf("look into the daemon's %s: %w", name, err)
+		return nil, fmt.Errorf("look into the daemon's %s: %w", name, err)
 	}
-	return ways[0], nil
+	return ways, nil
 }
 
 // tidy waits until the pool is as asked for and the trash is empty.

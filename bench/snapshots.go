@@ -235,10 +235,11 @@ func (b *bench) writeMuch(ctx context.Context, d *daemon, id string) error {
 
 // copyUpper times cp -a of what a sandbox wrote.
 func (b *bench) copyUpper(ctx context.Context, id, reflink string) (took float64, err error) {
-	from, err := b.volume("sandboxes/" + id + "/upper")
+	ways, err := b.volume("sandboxes/" + id + "/upper")
 	if err != nil {
 		return 0, err
 	}
+	from := ways[0]
 	to := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(from))), "copy")
 	took, err = b.ran(exec.CommandContext(ctx, "cp", "-a", "--reflink="+reflink, from, to))
 	return took, errors.Join(err, os.RemoveAll(to))
