@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"maps"
-	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -64,21 +63,6 @@ type Limits struct {
 	DiskInodes  int64   `json:"disk_inodes,omitempty" minimum:"0" doc:"Files the sandbox may make in its own layer."`
 }
 
-// NetworkMode is the first word of a network policy.
-type NetworkMode string
-
-// The network modes. Allow-lists come with the full policy language.
-const (
-	NetworkOff  NetworkMode = "off"  // nothing in or out but loopback inside
-	NetworkOpen NetworkMode = "open" // the public internet by NAT; never the host, private or metadata ranges
-)
-
-// NetworkPolicy says what a sandbox may reach.
-type NetworkPolicy struct {
-	Mode NetworkMode  `json:"mode,omitempty" enum:"off,open" doc:"off (default) or open."`
-	DNS  []netip.Addr `json:"dns,omitempty" maxItems:"3" doc:"Resolvers written to /etc/resolv.conf in open mode; empty means the daemon's."`
-}
-
 // Bounds of a spec's open-ended fields.
 const (
 	maxEnvVars   = 1024
@@ -97,7 +81,7 @@ const (
 func (s Spec) Clone() Spec {
 	s.Env = maps.Clone(s.Env)
 	s.Labels = maps.Clone(s.Labels)
-	s.Network.DNS = slices.Clone(s.Network.DNS)
+	s.Network = s.Network.Clone()
 	s.Volumes = slices.Clone(s.Volumes)
 	return s
 }
@@ -138,13 +122,8 @@ func (s Spec) Validate() error {
 	default:
 		return bad("invalid_capabilities", "capabilities %.40q: use root or none", s.Capabilities)
 	}
-	switch s.Network.Mode {
-	case "", NetworkOff, NetworkOpen:
-	default:
-		return bad("invalid_network", "network mode %.40q: use off or open", s.Network.Mode)
-	}
-	if len(s.Network.DNS) > 3 {
-		return bad("invalid_network", "network dns: at most 3 resolvers, %d given", len(s.Network.DNS))
+	if err := s.Network.Validate(); err != nil {
+		return err
 	}
 	for name, secs := range map[string]int64{"ttl_seconds": s.TTLSeconds, "idle_timeout_seconds": s.IdleTimeoutSeconds} {
 		if secs < 0 || secs > int64(maxTTL/time.Second) {
