@@ -26,10 +26,11 @@ const (
 		ON CONFLICT (slot) DO UPDATE SET sandbox = excluded.sandbox WHERE sandbox IS NULL AND reserved = 0`
 	sqlLeaseReserved = `UPDATE slots SET sandbox = ?2, reserved = 0 WHERE slot = ?1 AND reserved = 1`
 
-	sqlFreed  = `freed = (SELECT coalesce(max(freed), 0) + 1 FROM slots WHERE sandbox IS NULL AND reserved = 0)`
-	sqlFree   = `UPDATE slots SET sandbox = NULL, ` + sqlFreed + ` WHERE sandbox = ?`
+	sqlFreed = `freed = (SELECT coalesce(max(freed), 0) + 1 FROM slots WHERE sandbox IS NULL AND reserved = 0)`
+	sqlFree  = `UPDATE slots SET sandbox = NULL, ` + sqlFreed + ` WHERE sandbox = ?`
+	// sqlFreeOf asks for one row: IN (SELECT …) would list all that ended.
 	sqlFreeOf = `UPDATE slots SET sandbox = NULL, ` + sqlFreed + ` WHERE sandbox = ?
-		AND sandbox IN (SELECT id FROM sandboxes WHERE status IN ('completed', 'failed'))`
+		AND EXISTS (SELECT 1 FROM sandboxes WHERE id = slots.sandbox AND status IN ('completed', 'failed'))`
 	sqlRelease    = `UPDATE slots SET reserved = 0, ` + sqlFreed + ` WHERE slot = ? AND reserved = 1`
 	sqlReleaseAll = `UPDATE slots SET reserved = 0, ` + sqlFreed + ` WHERE reserved = 1`
 	sqlInherit    = `UPDATE slots SET sandbox = NULL, reserved = 1
