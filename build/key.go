@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash"
+	"strconv"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -15,7 +16,7 @@ import (
 
 // keyVersion changes when what a key covers or an operation does changes:
 // old keys are then never found again.
-const keyVersion = "sandboxd build 1"
+const keyVersion = "sandboxd build 2"
 
 type hasher struct {
 	h   hash.Hash
@@ -79,6 +80,29 @@ func baseKind(img sandbox.Image) sandbox.ImageKind {
 	return sandbox.ImageBuild
 }
 
+// network hashes what a RUN may reach, the whole policy: what a step could not
+// fetch under one it may fetch under another.
+func (k *hasher) network(p sandbox.NetworkPolicy, offline bool) {
+	if offline || p.Mode == sandbox.NetworkOff {
+		p = sandbox.NetworkPolicy{Mode: sandbox.NetworkOff}
+	}
+	k.str(string(p.Mode))
+	k.list(p.Allow)
+	k.list(p.Deny)
+	for _, a := range p.DNS {
+		k.str(a.String())
+	}
+	k.str(p.Group)
+	k.num(int64(len(p.DNS)))
+	if g := p.HTTP; g != nil {
+		k.list(g.Rules)
+		for _, c := range g.Inject {
+			k.str(c.Host, c.Header, c.Secret, strconv.FormatBool(c.Plain))
+		}
+		k.num(int64(len(g.Inject)), 1)
+	}
+}
+
 // key is the key of a RUN on base.
 func (r *runOp) key(base sandbox.Image, network sandbox.NetworkPolicy) string {
 	k := on(base)
@@ -86,11 +110,7 @@ func (r *runOp) key(base sandbox.Image, network sandbox.NetworkPolicy) string {
 	k.list(r.argv)
 	k.env(r.env)
 	k.str(r.user, r.workdir)
-	mode := network.Mode
-	if r.offline || mode == "" {
-		mode = sandbox.NetworkOff
-	}
-	k.str(string(mode))
+	k.network(network, r.offline)
 	if r.script != nil {
 		k.str(r.script.name, r.script.data)
 	}

@@ -51,7 +51,7 @@ func BenchmarkCounters(b *testing.B) {
 	x := newBox(b, 1, sandbox.NetworkOff)
 	attach(b, h, x)
 	for b.Loop() {
-		if _, _, _, known, err := h.Counters(x.ID, x.Slot); err != nil || !known {
+		if _, known, err := h.Counters(x.ID, x.Slot); err != nil || !known {
 			b.Fatal(known, err)
 		}
 	}

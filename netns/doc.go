@@ -74,8 +74,6 @@
 //	    # links with their tracked connections
 //	  set private { type ipv4_addr; flags interval }
 //	    # ranges that are not the public internet
-//	  set resolvers { type ipv4_addr . inet_proto . inet_service }
-//	    # configured resolvers, private ones too
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
 //	  chain refused { # from a sandbox, without an answer
@@ -101,7 +99,6 @@
 //	  chain outbound { # sandbox to anywhere but the host
 //	    oifname "vsb*" goto prohibited
 //	    iifname != @open goto prohibited
-//	    ip daddr . meta l4proto . th dport @resolvers goto sent
 //	    ip daddr @private goto prohibited
 //	    goto sent
 //	  }

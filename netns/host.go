@@ -21,14 +21,13 @@ import (
 type Config struct {
 	// Pool is where sandboxes get their addresses; 10.213.0.0/16 unless set.
 	Pool netip.Prefix
-	// Resolvers may be asked by open sandboxes on port 53 (UDP and TCP), even
-	// where they lie in a range that is otherwise closed. A resolver on the
-	// host itself stays closed: the host is never reachable.
-	Resolvers []netip.Addr
 	// Deny closes further IPv4 ranges to every sandbox: public addresses of
-	// the operator's own networks, for instance. Resolvers come first.
+	// the operator's own networks, for instance.
 	Deny []netip.Prefix
-	Log  *slog.Logger
+	// Admit lists private IPv4 ranges that allow rules of sandboxes may name.
+	// Deny comes first.
+	Admit []netip.Prefix
+	Log   *slog.Logger
 }
 
 // Host is the networking of all sandboxes of one network namespace: the
@@ -55,6 +54,7 @@ type Host struct {
 // Attachment is a sandbox as this package knows it.
 type Attachment struct {
 	ID   sandbox.ID
+	Name string // of the sandbox; peers of its group may ask for it
 	Slot int
 	// NetNS is the sandbox's network namespace. It is not closed, and not
 	// kept. Nil is enough where no link has to be made.
@@ -95,9 +95,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 }
 
 func checkConfig(cfg Config) error {
-	for _, r := range cfg.Resolvers {
-		if !r.Is4() || r.IsLoopback() || r.IsUnspecified() || r.IsMulticast() {
-			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_resolver", "resolver %s: sandboxes reach only IPv4 unicast addresses other than loopback", r)
+	for _, p := range cfg.Admit {
+		if !p.Addr().Is4() {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_admit", "admitted range %s: use an IPv4 prefix; sandboxes have no IPv6", p)
 		}
 	}
 	for _, p := range cfg.Deny {
@@ -121,7 +121,7 @@ func (h *Host) open(cfg Config) error {
 	if err := h.checkOverlap(); err != nil {
 		return err
 	}
-	if h.table, err = openTable(planTable(h.pool, cfg.Resolvers, cfg.Deny)); err != nil {
+	if h.table, err = openTable(planTable(h.pool, cfg.Deny)); err != nil {
 		return err
 	}
 	if err := h.table.install(); err != nil {
@@ -188,7 +188,7 @@ func (h *Host) Attach(ctx context.Context, a Attachment) error {
 	if a.NetNS == nil {
 		return sandbox.Errorf(sandbox.ErrInvalid, "no_netns", "attaching sandbox %s: no network namespace given", a.ID)
 	}
-	if !l.open {
+	if !l.connected {
 		if err := prepare(a.NetNS); err != nil {
 			return fmt.Errorf("readying the network of sandbox %s: %w", a.ID, err)
 		}
@@ -224,7 +224,7 @@ func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
 	if err != nil {
 		return err
 	}
-	if !l.open {
+	if !l.connected {
 		err := h.enforce(a.ID, l)
 		h.reap.forget(l.addr)
 		return err
@@ -343,24 +343,22 @@ func (h *Host) addressOf(id sandbox.ID, slot int) (netip.Addr, error) {
 	return netip.IPv4Unspecified(), nil // never attached: nothing will match
 }
 
-// Counters returns a sandbox's absolute byte counters since its Attach, as the
-// sandbox sees them, and the packets refused by policy. Bytes are those of IP
-// packets let through. They survive the link, until Detach, and a daemon's
-// restart. known is false when the sandbox has no counters.
-func (h *Host) Counters(id sandbox.ID, slot int) (rx, tx, dropped uint64, known bool, err error) {
+// Counters returns a sandbox's absolute counters since its Attach. They
+// survive the link, until Detach, and a daemon's restart. known is false when
+// the sandbox has no counters.
+func (h *Host) Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error) {
 	_ = slot // the link's name is enough
 	key := linkKey(linkName(id))
-	_, rx, known, err = h.table.count(setReceived, key)
-	if err != nil || !known {
-		return 0, 0, 0, false, err
+	if c.RxPackets, c.RxBytes, known, err = h.table.count(setReceived, key); err != nil || !known {
+		return sandbox.NetCounters{}, false, err
 	}
-	if _, tx, _, err = h.table.count(setSent, key); err != nil {
-		return 0, 0, 0, false, err
+	if c.TxPackets, c.TxBytes, _, err = h.table.count(setSent, key); err != nil {
+		return sandbox.NetCounters{}, false, err
 	}
-	if dropped, _, _, err = h.table.count(setDropped, key); err != nil {
-		return 0, 0, 0, false, err
+	if c.Dropped, _, _, err = h.table.count(setDropped, key); err != nil {
+		return sandbox.NetCounters{}, false, err
 	}
-	return rx, tx, dropped, true, nil
+	return c, true, nil
 }
 
 // Links returns the sandboxes that have a host-side link.
@@ -398,9 +396,12 @@ func (h *Host) planLink(a Attachment) (linkPlan, error) {
 		return linkPlan{}, err
 	}
 	switch a.Policy.Mode {
-	case "", sandbox.NetworkOff, sandbox.NetworkOpen:
+	case "", sandbox.NetworkOff, sandbox.NetworkAllow, sandbox.NetworkOpen:
 	default:
-		return linkPlan{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_network", "network mode %.40q: use off or open", a.Policy.Mode)
+		return linkPlan{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_network", "network mode %.40q: use off, allow or open", a.Policy.Mode)
 	}
-	return linkPlan{name: linkName(a.ID), addr: addr, open: a.Policy.Mode == sandbox.NetworkOpen}, nil
+	return linkPlan{
+		name: linkName(a.ID), addr: addr, open: a.Policy.Mode == sandbox.NetworkOpen,
+		connected: a.Policy.Connected(), title: a.Name, policy: a.Policy.Clone(),
+	}, nil
 }

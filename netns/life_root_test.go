@@ -126,7 +126,7 @@ func TestDetach(t *testing.T) {
 	must(t, h.Detach(t.Context(), b.ID, b.Slot))
 	denied(t, b, "tcp4", publicAddr+":80")
 	must(t, h.Detach(t.Context(), b.ID, b.Slot))
-	if _, _, _, known, err := h.Counters(b.ID, b.Slot); known || err != nil {
+	if _, known, err := h.Counters(b.ID, b.Slot); known || err != nil {
 		t.Errorf("counters after Detach: known %v, %v", known, err)
 	}
 	// Somebody keeps the namespace alive: the link must go nevertheless.
@@ -240,10 +240,10 @@ func TestCountersAddUp(t *testing.T) {
 	}
 	check := func(when string, rounds uint64, wantDropped uint64) {
 		t.Helper()
-		want := rounds * packets * (size + 28) // with IP and UDP headers
-		rx, tx, dropped, known, err := h.Counters(b.ID, b.Slot)
-		if err != nil || !known || rx != want || tx != want || dropped != wantDropped {
-			t.Errorf("%s: rx %d tx %d dropped %d known %v, %v; want %d bytes each way and %d dropped", when, rx, tx, dropped, known, err, want, wantDropped)
+		want := sandbox.NetCounters{RxBytes: rounds * packets * (size + 28), RxPackets: rounds * packets, Dropped: wantDropped} // with IP and UDP headers
+		want.TxBytes, want.TxPackets = want.RxBytes, want.RxPackets
+		if got, known, err := h.Counters(b.ID, b.Slot); err != nil || !known || got != want {
+			t.Errorf("%s: %+v, known %v, %v; want %+v", when, got, known, err, want)
 		}
 	}
 	check("at first", 0, 0)
@@ -251,22 +251,24 @@ func TestCountersAddUp(t *testing.T) {
 	check("after one round", 1, 0)
 	_, _ = dial(b.NetNS, "udp4", privateAddr+":99", deniedWait)
 	// The rejection itself comes from the host and is received: read anew.
-	rx0, _, dropped, _, err := h.Counters(b.ID, b.Slot)
+	before, _, err := h.Counters(b.ID, b.Slot)
 	must(t, err)
-	if dropped != 1 {
-		t.Errorf("dropped %d after one denied packet", dropped)
+	if before.Dropped != 1 {
+		t.Errorf("dropped %d after one denied packet", before.Dropped)
 	}
 	// A daemon's restart keeps them.
 	must(t, h.Close())
 	h = openHost(t, Config{})
 	must(t, h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}))
-	rx1, tx1, _, known, err := h.Counters(b.ID, b.Slot)
-	if err != nil || !known || rx1 != rx0 || tx1 != packets*(size+28) {
-		t.Errorf("after a restart: rx %d (was %d) tx %d known %v, %v", rx1, rx0, tx1, known, err)
+	after, known, err := h.Counters(b.ID, b.Slot)
+	if err != nil || !known || after != before {
+		t.Errorf("after a restart: %+v (was %+v) known %v, %v", after, before, known, err)
 	}
 	echo()
-	if rx2, tx2, _, _, err := h.Counters(b.ID, b.Slot); err != nil || rx2 != rx1+packets*(size+28) || tx2 != tx1+packets*(size+28) {
-		t.Errorf("after a restart and a round: rx %d tx %d, %v", rx2, tx2, err)
+	before.RxBytes, before.TxBytes = before.RxBytes+packets*(size+28), before.TxBytes+packets*(size+28)
+	before.RxPackets, before.TxPackets = before.RxPackets+packets, before.TxPackets+packets
+	if got, _, err := h.Counters(b.ID, b.Slot); err != nil || got != before {
+		t.Errorf("after a restart and a round: %+v, want %+v, %v", got, before, err)
 	}
 }
 
@@ -348,9 +350,9 @@ func TestTooManyConnections(t *testing.T) {
 			p[20], p[21] = byte((port+1024)>>8), byte(port+1024)
 			must(t, unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: dst.As4()}))
 		}
-		_, _, dropped, _, err := h.Counters(b.ID, b.Slot)
+		c, _, err := h.Counters(b.ID, b.Slot)
 		must(t, err)
-		return dropped >= 50
+		return c.Dropped >= 50
 	})
 	denied(t, b, "udp4", publicAddr+":99")
 	other := newBox(t, 46, sandbox.NetworkOpen)

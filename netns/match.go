@@ -79,11 +79,6 @@ var (
 	daddr = part{"ip daddr", []expr.Any{
 		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
 	}}
-	resolver = part{"ip daddr . meta l4proto . th dport", []expr.Any{
-		&expr.Payload{DestRegister: regWord0, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regWord1},
-		&expr.Payload{DestRegister: regWord2, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-	}}
 	notUnicast = part{"fib daddr type != unicast", []expr.Any{
 		&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: binaryutil.NativeEndian.PutUint32(rtnUnicast)},

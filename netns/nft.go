@@ -146,8 +146,6 @@ func (p tablePlan) fixed(set string) []nftables.SetElement {
 	switch set {
 	case setPrivate:
 		return privateElements(p.private)
-	case setResolvers:
-		return resolverElements(p.resolvers)
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // This file is the plan: which table the kernel should hold, as values. It
@@ -59,28 +61,25 @@ type rulePlan struct {
 
 // tablePlan is everything in the table except the elements of single links.
 type tablePlan struct {
-	sets      []setPlan
-	chains    []chainPlan
-	private   []netip.Prefix
-	resolvers []netip.Addr
+	sets    []setPlan
+	chains  []chainPlan
+	private []netip.Prefix
 }
 
 var (
-	typeSource   = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
-	typeResolver = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)
+	typeSource = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
 )
 
 // The names of the sets.
 const (
-	setSources   = "sources"
-	setOpen      = "open"
-	setSent      = "sent"
-	setReceived  = "received"
-	setDropped   = "dropped"
-	setFlows     = "flows"
-	setPrivate   = "private"
-	setResolvers = "resolvers"
-	setUplinks   = "uplinks"
+	setSources  = "sources"
+	setOpen     = "open"
+	setSent     = "sent"
+	setReceived = "received"
+	setDropped  = "dropped"
+	setFlows    = "flows"
+	setPrivate  = "private"
+	setUplinks  = "uplinks"
 )
 
 // special lists the IPv4 ranges that are not the public internet: IANA's
@@ -119,14 +118,13 @@ func privateRanges(more ...netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// planTable plans the table for a pool, the resolvers sandboxes may ask and
-// the further ranges they may not reach.
-func planTable(pool netip.Prefix, resolvers []netip.Addr, deny []netip.Prefix) tablePlan {
+// planTable plans the table for a pool and the further ranges sandboxes may
+// not reach.
+func planTable(pool netip.Prefix, deny []netip.Prefix) tablePlan {
 	return tablePlan{
-		sets:      planSets(),
-		chains:    planChains(),
-		private:   privateRanges(append(slices.Clone(deny), pool)...),
-		resolvers: resolvers,
+		sets:    planSets(),
+		chains:  planChains(),
+		private: privateRanges(append(slices.Clone(deny), pool)...),
 	}
 }
 
@@ -139,7 +137,6 @@ func planSets() []setPlan {
 		{name: setDropped, what: "packets refused by policy", key: nftables.TypeIFName, counter: true, lasting: true},
 		{name: setFlows, what: "links with their tracked connections", key: nftables.TypeIFName, dynamic: true, lasting: true},
 		{name: setPrivate, what: "ranges that are not the public internet", key: nftables.TypeIPAddr, interval: true},
-		{name: setResolvers, what: "configured resolvers, private ones too", key: typeResolver, concat: true},
 		{name: setUplinks, what: "interfaces the daemon made forward", key: nftables.TypeIFName, lasting: true},
 	}
 }
@@ -172,7 +169,6 @@ func planChains() []chainPlan {
 			rules: []rulePlan{
 				rule(toSandbox, jump("prohibited")),
 				rule(iifname, notIn(setOpen), jump("prohibited")),
-				rule(resolver, in(setResolvers), jump("sent")),
 				rule(daddr, in(setPrivate), jump("prohibited")),
 				rule(jump("sent")),
 			},
@@ -303,19 +299,6 @@ func privateElements(prefixes []netip.Prefix) []nftables.SetElement {
 	return out
 }
 
-// resolverElements opens port 53, by UDP and TCP, of each resolver.
-func resolverElements(resolvers []netip.Addr) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, r := range resolvers {
-		for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-			a := r.As4()
-			key := append(a[:], proto, 0, 0, 0, 0, 53, 0, 0)
-			out = append(out, nftables.SetElement{Key: key})
-		}
-	}
-	return out
-}
-
 // linkKey is an interface name as the kernel compares it: padded to IFNAMSIZ.
 func linkKey(name string) []byte {
 	key := make([]byte, unix.IFNAMSIZ)
@@ -328,6 +311,10 @@ type linkPlan struct {
 	name string
 	addr netip.Addr
 	open bool
+
+	connected bool
+	title     string
+	policy    sandbox.NetworkPolicy
 }
 
 // splitSource is the reverse of a key of the set sources.

@@ -45,21 +45,20 @@ func TestPoolAddress(t *testing.T) {
 
 func TestCheckConfig(t *testing.T) {
 	for _, c := range []struct {
-		pool, resolver string
-		ok             bool
+		pool, deny, admit string
+		ok                bool
 	}{
-		{"10.213.0.0/16", "10.0.0.53", true},
-		{"10.0.0.0/8", "8.8.8.8", true},
-		{"10.0.0.0/30", "8.8.8.8", false},
-		{"10.0.0.0/7", "8.8.8.8", false},
-		{"fd00::/64", "8.8.8.8", false},
-		{"10.213.0.0/16", "127.0.0.53", false},
-		{"10.213.0.0/16", "::1", false},
-		{"10.213.0.0/16", "224.0.0.251", false},
+		{"10.213.0.0/16", "8.8.8.0/24", "10.20.0.0/16", true},
+		{"10.0.0.0/8", "8.8.8.0/24", "192.168.0.0/16", true},
+		{"10.0.0.0/30", "8.8.8.0/24", "192.168.0.0/16", false},
+		{"10.0.0.0/7", "8.8.8.0/24", "192.168.0.0/16", false},
+		{"fd00::/64", "8.8.8.0/24", "192.168.0.0/16", false},
+		{"10.213.0.0/16", "2001:db8::/32", "192.168.0.0/16", false},
+		{"10.213.0.0/16", "8.8.8.0/24", "fd00::/8", false},
 	} {
-		err := checkConfig(Config{Pool: prefix(c.pool), Resolvers: []netip.Addr{netipAddr(c.resolver)}})
+		err := checkConfig(Config{Pool: prefix(c.pool), Deny: []netip.Prefix{prefix(c.deny)}, Admit: []netip.Prefix{prefix(c.admit)}})
 		if (err == nil) != c.ok || err != nil && !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
-			t.Errorf("pool %s, resolver %s: %v, want ok %v", c.pool, c.resolver, err, c.ok)
+			t.Errorf("pool %s, deny %s, admit %s: %v, want ok %v", c.pool, c.deny, c.admit, err, c.ok)
 		}
 	}
 }
@@ -131,7 +130,7 @@ func TestPrivateElements(t *testing.T) {
 }
 
 func TestEveryNameInThePlanExists(t *testing.T) {
-	p := planTable(DefaultPool, nil, nil)
+	p := planTable(DefaultPool, nil)
 	text := p.Text()
 	for word := range strings.FieldsSeq(text) {
 		name, isSet := strings.CutPrefix(word, "@")
@@ -154,7 +153,7 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want strings.Builder
-	for line := range strings.Lines(planTable(DefaultPool, nil, nil).Text()) {
+	for line := range strings.Lines(planTable(DefaultPool, nil).Text()) {
 		want.WriteString("//\t" + line)
 	}
 	if !strings.Contains(string(doc), want.String()) {
@@ -205,45 +204,6 @@ func TestPlanRecovery(t *testing.T) {
 			t.Errorf("%s: adds %d and removes %d, want %d and %d", c.name, count(got.add), count(got.remove), c.add, c.remove)
 		}
 	}
-}
-
-func TestResolvers(t *testing.T) {
-	for _, c := range []struct{ conf, want string }{
-		{"nameserver 127.0.0.53\noptions edns0", "[]"},
-		{"nameserver 1.1.1.1\nnameserver 10.0.0.1\n nameserver\t9.9.9.9 # x", "[1.1.1.1 9.9.9.9]"},
-		{"nameserver 2606:4700::1\nnameserver fe80::1%eth0\nnameserver 8.8.8.8", "[8.8.8.8]"},
-		{"nameserver 1.1.1.1\nnameserver 1.1.1.1\nnameserver 1.0.0.1\nnameserver 8.8.8.8\nnameserver 8.8.4.4", "[1.1.1.1 1.0.0.1 8.8.8.8]"},
-		{"#nameserver 1.1.1.1\nsearch lan\nnameserver\nnameserver x", "[]"},
-		{"nameserver 169.254.169.254", "[]"},
-	} {
-		if got := fmtAddrs(Resolvers(c.conf)); got != c.want {
-			t.Errorf("%q: %s, want %s", c.conf, got, c.want)
-		}
-	}
-}
-
-func fmtAddrs(addrs []netip.Addr) string {
-	var out []string
-	for _, a := range addrs {
-		out = append(out, a.String())
-	}
-	return "[" + strings.Join(out, " ") + "]"
-}
-
-func FuzzResolvers(f *testing.F) {
-	f.Add("nameserver 1.1.1.1\n")
-	f.Add("nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch .\n")
-	f.Fuzz(func(t *testing.T, s string) {
-		got := Resolvers(s)
-		if len(got) > maxResolvers {
-			t.Errorf("%d resolvers", len(got))
-		}
-		for _, a := range got {
-			if !a.Is4() || a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() {
-				t.Errorf("%s is not public", a)
-			}
-		}
-	})
 }
 
 func FuzzAttribute(f *testing.F) {

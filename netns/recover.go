@@ -111,7 +111,7 @@ func (h *Host) reconnect(ctx context.Context, keep map[sandbox.ID]Attachment, wa
 		}
 		a := keep[id]
 		a.ID = id
-		if l.open && a.NetNS != nil {
+		if l.connected && a.NetNS != nil {
 			errs = append(errs, h.connect(a, l))
 		}
 	}
@@ -140,7 +140,7 @@ func (h *Host) checkUplinks() error {
 	h.mu.Lock()
 	open := false
 	for _, l := range h.known {
-		open = open || l.open
+		open = open || l.connected
 	}
 	var c change
 	if sysctlOn(filepath.Join("net/ipv4", "ip_forward")) {

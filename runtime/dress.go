@@ -89,7 +89,7 @@ func (m *Manager) identity(sb sandbox.Sandbox) (rootfs.Identity, error) {
 		return rootfs.Identity{}, err
 	}
 	return rootfs.Identity{
-		Hostname: sb.Spec.Hostname, Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(sb.Spec.Network),
+		Hostname: sb.Spec.Hostname, Hosts: hostsFile(sb.Spec.Hostname, addr), ResolvConf: m.resolvConf(),
 	}, nil
 }
 

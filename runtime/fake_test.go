@@ -46,6 +46,7 @@ type kernel struct {
 	configured                      map[sandbox.ID]guest.Config
 	before                          map[sandbox.ID]int64 // last process of earlier roots
 	volumes                         map[string]rootfs.VolumeLimits
+	policies                        map[sandbox.ID]sandbox.NetworkPolicy
 	mute                            bool // PID 1s answer nothing
 
 	stamps []string // of uppers, in the order of the questions; then any
@@ -63,7 +64,7 @@ var errInjected = errors.New("injected")
 
 func newKernel(t *testing.T) *kernel {
 	k := &kernel{
-		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, sockets: map[sandbox.ID]bool{},
+		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
 		before: map[sandbox.ID]int64{}, volumes: map[string]rootfs.VolumeLimits{},
@@ -254,9 +255,17 @@ func (f fakeNetwork) Detach(_ context.Context, id sandbox.ID, _ int) error {
 	return f.step("net.detach", func() { delete(f.links, id) })
 }
 
-func (f fakeNetwork) Counters(sandbox.ID, int) (rx, tx, dropped uint64, known bool, err error) {
-	return 1, 2, 3, true, nil
+func (f fakeNetwork) Counters(sandbox.ID, int) (sandbox.NetCounters, bool, error) {
+	return sandbox.NetCounters{RxBytes: 1, TxBytes: 2, Dropped: 3, RxPackets: 4, TxPackets: 5}, true, nil
 }
+
+func (f fakeNetwork) SetPolicy(_ context.Context, a netns.Attachment) error {
+	return f.step("net.policy", func() { f.policies[a.ID] = a.Policy })
+}
+
+func (f fakeNetwork) CheckPolicy(sandbox.NetworkPolicy) error { return f.step("net.check", nil) }
+
+func (f fakeNetwork) Gateway() netip.Addr { return netip.MustParseAddr("10.0.0.1") }
 
 func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attachment) error {
 	return f.step("net.recover", func() {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,11 +23,11 @@ type Config struct {
 	DefaultIdle  time.Duration  // 0: none
 	Slots        int            // most living sandboxes
 	UIDBase      uint32         // first id of slot 0
-	Resolvers    []netip.Addr   // written to /etc/resolv.conf in open mode
-	Seccomp      []byte         // the compiled filter every workload runs under
-	BootID       string         // of the host's running kernel
-	KeepEnded    int            // ended sandboxes whose records are kept
-	KeepEvents   int            // events kept
+	Network      NetworkConfig
+	Seccomp      []byte // the compiled filter every workload runs under
+	BootID       string // of the host's running kernel
+	KeepEnded    int    // ended sandboxes whose records are kept
+	KeepEvents   int    // events kept
 	Pool         PoolConfig
 	Library      Library // nil: no image can be pulled, pushed or exported
 	Dial         Dial    // nil: the real one

@@ -38,7 +38,10 @@ type Network interface {
 	Address(slot int) (netip.Addr, error)
 	Attach(ctx context.Context, a netns.Attachment) error
 	Detach(ctx context.Context, id sandbox.ID, slot int) error
-	Counters(id sandbox.ID, slot int) (rx, tx, dropped uint64, known bool, err error)
+	SetPolicy(ctx context.Context, a netns.Attachment) error
+	CheckPolicy(p sandbox.NetworkPolicy) error
+	Gateway() netip.Addr
+	Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error)
 	Recover(ctx context.Context, keep map[sandbox.ID]netns.Attachment) error
 	Enforcement(p sandbox.NetworkPolicy) sandbox.Enforcement
 }

@@ -61,7 +61,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		case fateAdopt:
 			keep[f.row.ID] = m.attachment(f.row.Sandbox, f.b.shell)
 		case fateEnd, fateHalt: // their counters are still to be read
-			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Slot: f.row.Slot, Policy: m.policy(f.row.Spec.Network)}
+			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Name: f.row.Spec.Name, Slot: f.row.Slot, Policy: f.row.Spec.Network}
 		}
 	}
 	if err := m.net.Recover(ctx, keep); err != nil {

@@ -33,8 +33,8 @@ func (m *Manager) complete(ctx context.Context, asked sandbox.Spec, base *sandbo
 	if s.Capabilities == "" {
 		s.Capabilities = sandbox.CapabilitiesRoot
 	}
-	if s.Network.Mode == "" {
-		s.Network.Mode = sandbox.NetworkOff
+	if s.Network, err = m.networkOf(s.Network); err != nil {
+		return s, image, err
 	}
 	if s.TTLSeconds == 0 {
 		s.TTLSeconds = int64(m.cfg.DefaultTTL / time.Second)
@@ -94,15 +94,7 @@ func (m *Manager) enforcement(s sandbox.Spec) []sandbox.Enforcement {
 }
 
 func (m *Manager) attachment(sb sandbox.Sandbox, shell *launch.Shell) netns.Attachment {
-	return netns.Attachment{ID: sb.ID, Slot: sb.Slot, NetNS: shell.NetNS, Policy: m.policy(sb.Spec.Network)}
-}
-
-// policy names the resolvers a sandbox may ask.
-func (m *Manager) policy(p sandbox.NetworkPolicy) sandbox.NetworkPolicy {
-	if p.Mode == sandbox.NetworkOpen && len(p.DNS) == 0 {
-		p.DNS = m.cfg.Resolvers
-	}
-	return p
+	return netns.Attachment{ID: sb.ID, Name: sb.Spec.Name, Slot: sb.Slot, NetNS: shell.NetNS, Policy: sb.Spec.Network}
 }
 
 func (m *Manager) uidBase(slot int) uint32 { return m.cfg.UIDBase + uint32(slot)*idSpan }
@@ -129,16 +121,9 @@ func hostsFile(host string, addr netip.Addr) string {
 	return fmt.Sprintf("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, host)
 }
 
-func (m *Manager) resolvConf(p sandbox.NetworkPolicy) string {
-	if p.Mode != sandbox.NetworkOpen {
-		return "# no network\n"
-	}
-	var b strings.Builder
-	for _, a := range m.policy(p).DNS {
-		fmt.Fprintf(&b, "nameserver %s\n", a)
-	}
-	return b.String()
-}
+// resolvConf names the daemon's own resolver, whatever the policy, which may
+// change.
+func (m *Manager) resolvConf() string { return fmt.Sprintf("nameserver %s\n", m.net.Gateway()) }
 
 // specHash tells whether a repeated request asks for the same.
 func specHash(s sandbox.Spec) (string, error) {

@@ -58,8 +58,9 @@ func (m *Manager) readUsage(b *box, row sandbox.Sandbox) *sandbox.Usage {
 		m.log.Debug("read usage", "sandbox", b.id, "err", err)
 		return nil
 	}
-	if rx, tx, dropped, known, err := m.net.Counters(b.id, row.Slot); err == nil && known {
-		u.NetRxBytes, u.NetTxBytes, u.NetDropped = rx, tx, dropped
+	if c, known, err := m.net.Counters(b.id, row.Slot); err == nil && known {
+		u.NetRxBytes, u.NetTxBytes, u.NetDropped = c.RxBytes, c.TxBytes, c.Dropped
+		u.NetRxPackets, u.NetTxPackets = c.RxPackets, c.TxPackets
 	} else if row.Spec.Network.Mode != sandbox.NetworkOff {
 		u.Unknown = append(u.Unknown, "net")
 	}

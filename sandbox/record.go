@@ -54,7 +54,9 @@ type Usage struct {
 	IOWriteBytes     uint64   `json:"io_write_bytes"`
 	NetRxBytes       uint64   `json:"net_rx_bytes" doc:"Into the sandbox."`
 	NetTxBytes       uint64   `json:"net_tx_bytes" doc:"Out of the sandbox."`
-	NetDropped       uint64   `json:"net_dropped_packets" doc:"Refused by policy."`
+	NetRxPackets     uint64   `json:"net_rx_packets"`
+	NetTxPackets     uint64   `json:"net_tx_packets"`
+	NetDropped       uint64   `json:"net_dropped_packets" doc:"Refused by policy or limit."`
 	DiskBytes        uint64   `json:"disk_bytes" doc:"Its own layer, now."`
 	DiskInodes       uint64   `json:"disk_inodes"`
 	Unknown          []string `json:"unknown,omitempty" doc:"Groups this host cannot count: cpu, memory, pids, io, disk, net."`
@@ -75,8 +77,18 @@ func (u Usage) Add(earlier Usage) Usage {
 	u.IOWriteBytes += earlier.IOWriteBytes
 	u.NetRxBytes += earlier.NetRxBytes
 	u.NetTxBytes += earlier.NetTxBytes
+	u.NetRxPackets += earlier.NetRxPackets
+	u.NetTxPackets += earlier.NetTxPackets
 	u.NetDropped += earlier.NetDropped
 	return u
+}
+
+// NetCounters are what passed the link of a sandbox since it was created.
+// Bytes are those of IP packets.
+type NetCounters struct {
+	RxBytes, RxPackets uint64 // into the sandbox
+	TxBytes, TxPackets uint64 // out of it
+	Dropped            uint64 // packets refused, either way
 }
 
 // Event is one append-only row: something that happened.

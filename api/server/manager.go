@@ -41,6 +41,8 @@ type Sandboxes interface {
 	Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	// Remove ends a sandbox; of an ended one it returns the record.
 	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	// SetNetwork returns when the policy is in force.
+	SetNetwork(ctx context.Context, ref string, p sandbox.NetworkPolicy, actor string) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 }
 

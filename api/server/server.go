@@ -71,6 +71,7 @@ func (s *server) routes() {
 	s.imageRoutes()
 	s.buildRoutes()
 	s.volumeRoutes()
+	s.networkRoutes()
 	s.eventRoutes()
 }
 

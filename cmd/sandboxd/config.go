@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -56,6 +57,28 @@ type volumeConfig struct {
 type networkConfig struct {
 	Pool      netip.Prefix `yaml:"pool"`
 	Resolvers []netip.Addr `yaml:"resolvers"`
+
+	Deny    []netip.Prefix      `yaml:"deny"`    // to every sandbox, whatever its policy says
+	Admit   []netip.Prefix      `yaml:"admit"`   // private ranges that allow rules may name
+	Default networkPolicy       `yaml:"default"` // of specs that name no mode
+	Most    sandbox.NetworkMode `yaml:"most"`    // the widest mode a sandbox may have
+}
+
+// networkPolicy is a policy as the API spells it.
+type networkPolicy struct{ sandbox.NetworkPolicy }
+
+// UnmarshalYAML reads a policy, and no field it does not know.
+func (p *networkPolicy) UnmarshalYAML(b []byte) error {
+	text, err := yaml.YAMLToJSON(b)
+	if err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p.NetworkPolicy); err != nil {
+		return fmt.Errorf("network policy: %w", err)
+	}
+	return nil
 }
 
 // poolConfig is about the shells kept ready.
@@ -182,6 +205,7 @@ func (c config) check() error {
 	if !c.Network.Pool.IsValid() || !c.Network.Pool.Addr().Is4() || c.Network.Pool.Bits() < 8 || c.Network.Pool.Bits() > 28 || c.Network.Pool.Masked() != c.Network.Pool {
 		bad("network.pool %s: use an IPv4 prefix of /8 to /28 without host bits, as 10.213.0.0/16", c.Network.Pool)
 	}
+	errs = append(errs, c.Network.check()...)
 	// The ids of the last slot must stay below the kernel's two reserved ones.
 	if most := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16); c.Slots < 1 || c.Slots > most || c.Slots > 57000 {
 		bad("max_sandboxes %d: use 1 to %d with uid_base %d", c.Slots, min(most, 57000), c.UIDBase)
@@ -223,6 +247,27 @@ func (c config) check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// check finds mistakes in what the operator says about networks.
+func (c networkConfig) check() []error {
+	var errs []error
+	for name, list := range map[string][]netip.Prefix{"deny": c.Deny, "admit": c.Admit} {
+		for _, p := range list {
+			if !p.IsValid() || !p.Addr().Is4() || p.Masked() != p {
+				errs = append(errs, fmt.Errorf("network.%s %s: use IPv4 prefixes without host bits, as 10.20.0.0/16", name, p))
+			}
+		}
+	}
+	if err := c.Default.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("network.default: %w", err))
+	}
+	switch c.Most {
+	case "", sandbox.NetworkOff, sandbox.NetworkAllow, sandbox.NetworkOpen:
+	default:
+		errs = append(errs, fmt.Errorf("network.most %q: use off, allow or open", c.Most))
+	}
+	return errs
 }
 
 // checkBindRoot keeps the daemon's own directories out of sandboxes.

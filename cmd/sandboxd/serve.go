@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -112,23 +111,6 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	return errors.Join(serveErr, m.Close(end))
 }
 
-// hostResolvers returns the host's public resolvers, at most three. Behind
-// systemd-resolved /etc/resolv.conf names only a local stub, and its own file
-// the real ones. Private resolvers must be named in the configuration, which
-// then opens port 53 of them.
-func hostResolvers() []netip.Addr {
-	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		if found := netns.Resolvers(string(b)); len(found) > 0 {
-			return found
-		}
-	}
-	return nil
-}
-
 // parts are what the doctor looks at besides the kernel.
 type parts struct {
 	tree  *cgroup.Tree
@@ -173,11 +155,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	resolvers := c.Network.Resolvers
-	if len(resolvers) == 0 {
-		resolvers = hostResolvers()
-	}
-	network, err := netns.Open(ctx, netns.Config{Pool: c.Network.Pool, Resolvers: c.Network.Resolvers, Log: log})
+	network, err := netns.Open(ctx, netns.Config{Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Log: log})
 	if err != nil {
 		return nil, p, err
 	}
@@ -190,9 +168,10 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	warnUnenforced(log, p, c)
 	return runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
-		Slots: c.Slots, UIDBase: c.UIDBase, Resolvers: resolvers, Seccomp: filter,
+		Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log, Library: library,
-		Pool: runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
+		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
+		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
 	}, db, p.tree, network, p.roots, shells), p, nil
 }
 
