@@ -27,7 +27,10 @@ type Config struct {
 	// Admit lists private IPv4 ranges that allow rules of sandboxes may name.
 	// Deny comes first.
 	Admit []netip.Prefix
-	Log   *slog.Logger
+	// Tell, unless nil, hears of flows let out and packets refused. It must
+	// not block: meanwhile the kernel drops what there is to tell.
+	Tell func(sandbox.NetworkNews)
+	Log  *slog.Logger
 }
 
 // Host is the networking of all sandboxes of one network namespace: the
@@ -40,6 +43,7 @@ type Host struct {
 	route *netlink.Handle
 	raw   map[int]*nl.SocketHandle
 	reap  *reaper
+	audit *auditor // nil where nobody wants to hear
 	mtu   int
 
 	closed   sync.Once
@@ -91,7 +95,19 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if h.reap, err = startReaper(h); err != nil {
 		return nil, errors.Join(err, h.Close())
 	}
+	if cfg.Tell != nil {
+		h.audit = startAuditor(h.log, cfg.Tell, h.linkNameOf)
+	}
 	return h, nil
+}
+
+// linkNameOf returns the name of a link of the host.
+func (h *Host) linkNameOf(index int) (string, error) {
+	l, err := h.route.LinkByIndex(index)
+	if err != nil {
+		return "", err
+	}
+	return l.Attrs().Name, nil
 }
 
 func checkConfig(cfg Config) error {
@@ -154,6 +170,9 @@ func (h *Host) Close() error {
 }
 
 func (h *Host) close() error {
+	if h.audit != nil {
+		h.audit.stop() // it asks over the sockets closed below
+	}
 	if h.reap != nil {
 		h.reap.stop()
 	}

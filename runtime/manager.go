@@ -53,6 +53,9 @@ type Manager struct {
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 
+	audit    *audit
+	auditing sync.Once // starts its writing
+
 	pool     *pool
 	creating atomic.Int64  // creations under way
 	cleaning chan struct{} // one token for each clean-up in the background
@@ -97,6 +100,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 		schedules: make(chan struct{}, 1),
 	}
 	m.pool = newPool(m, cfg.Pool)
+	m.audit = newAudit(db.AppendEvents)
 	return m
 }
 

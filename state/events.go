@@ -43,6 +43,20 @@ func (d *DB) AppendEvent(ctx context.Context, e sandbox.Event) (seq int64, err e
 	return seq, err
 }
 
+// AppendEvents writes events, at most 1000 at a time, in one transaction.
+func (d *DB) AppendEvents(ctx context.Context, events []sandbox.Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	if len(events) > maxEvents {
+		return sandbox.Errorf(sandbox.ErrInvalid, "too_many_events", "%d events at once: at most %d", len(events), maxEvents)
+	}
+	return d.write(ctx, func(t *tx) error {
+		_, err := t.appendEvents(events...)
+		return err
+	})
+}
+
 // appendEvents writes a few events with one statement and returns the number
 // of the last.
 func (t *tx) appendEvents(events ...sandbox.Event) (int64, error) {

@@ -13,6 +13,7 @@ import (
 type Manager interface {
 	Sandboxes
 	Snapshots
+	NetworkViews
 	Processes
 	Images
 	Builds

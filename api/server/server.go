@@ -63,6 +63,7 @@ func (s *server) routes() {
 	s.systemRoutes()
 	s.sandboxRoutes()
 	s.snapshotRoutes()
+	s.networkViewRoutes()
 	s.processRoutes()
 	s.execRoutes()
 	s.streamRoutes()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -21,12 +20,13 @@ import (
 
 // buildFlags are the flags of image build.
 type buildFlags struct {
-	file, network string
-	args, dns     []string
-	memory, disk  sizeFlag
-	timeout       time.Duration
-	quiet         bool
-	req           sandbox.BuildRequest
+	file         string
+	args         []string
+	net          netFlags
+	memory, disk sizeFlag
+	timeout      time.Duration
+	quiet        bool
+	req          sandbox.BuildRequest
 }
 
 func (c *cli) imageBuildCmd() *cobra.Command {
@@ -60,8 +60,8 @@ Interrupting it ends the build and removes its sandboxes.`,
 	fl.StringArrayVar(&f.args, "build-arg", nil, "value K=V of an ARG, or K to pass on your own; repeatable")
 	fl.StringVar(&f.req.Target, "target", "", "stage to build, by name or number; the last if not given")
 	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step")
-	fl.StringVar(&f.network, "network", "", "network of RUN steps: off (default), or open for the public internet")
-	fl.StringArrayVar(&f.dns, "dns", nil, "resolver with --network open; repeatable")
+	f.net.add(cmd)
+	fl.StringVar(&f.net.mode, "network", "", "the same as --net: the network of RUN steps")
 	fl.Float64Var(&l.CPUs, "cpu", 0, "CPU cores of each step, as 0.5 or 2")
 	fl.Float64Var(&l.CPUs, "cpus", 0, "the same")
 	fl.Var(&f.memory, "memory", "memory of each step, as 512m or 2g")
@@ -171,13 +171,8 @@ func (f *buildFlags) finish(c *cli, dir string) error {
 	if f.req.Args, err = parseEnv(f.args, c.getenv); err != nil {
 		return usage("--build-arg: %w", err)
 	}
-	f.req.Network.Mode = sandbox.NetworkMode(f.network)
-	for _, d := range f.dns {
-		a, err := netip.ParseAddr(d)
-		if err != nil {
-			return usage("--dns %q: use an address, as 9.9.9.9", d)
-		}
-		f.req.Network.DNS = append(f.req.Network.DNS, a)
+	if f.req.Network, err = f.net.over(f.req.Network, c.in); err != nil {
+		return err
 	}
 	f.req.Limits.MemoryBytes, f.req.Limits.DiskBytes = int64(f.memory), int64(f.disk)
 	f.req.TimeoutSeconds = seconds(f.timeout)

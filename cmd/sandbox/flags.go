@@ -1,8 +1,8 @@
 package main
 
 import (
+	"io"
 	"math"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -15,15 +15,15 @@ import (
 
 // specFlags are the flags that describe a sandbox.
 type specFlags struct {
-	spec              sandbox.Spec
-	env, labels       []string
-	memory, disk      sizeFlag
-	ioRead, ioWrite   sizeFlag
-	timeout, idle     time.Duration
-	net, capabilities string
-	pull              string
-	dns               []string
-	volumes           []string
+	spec            sandbox.Spec
+	env, labels     []string
+	memory, disk    sizeFlag
+	ioRead, ioWrite sizeFlag
+	timeout, idle   time.Duration
+	net             netFlags
+	capabilities    string
+	pull            string
+	volumes         []string
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -50,15 +50,14 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.Uint64Var(&l.IOWriteIOPS, "io-write-iops", 0, "disk writes a second")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the sandbox after this long, as 30m")
 	fl.DurationVar(&f.idle, "idle-timeout", 0, "end it after this long without a running process or a call")
-	fl.StringVar(&f.net, "net", "", "network: off (default), or open for the public internet")
-	fl.StringArrayVar(&f.dns, "dns", nil, "resolver with --net open; repeatable")
+	f.net.add(cmd)
 	fl.StringArrayVarP(&f.volumes, "volume", "v", nil, "mount volume NAME:/path[:ro], or as root /host/dir:/path[:rw], read-only without :rw; repeatable")
 	fl.StringVar(&f.spec.Hostname, "hostname", "", "host name inside")
 	fl.StringVar(&f.capabilities, "capabilities", "", "root (default: eight capabilities inside) or none")
 }
 
 // build returns the spec the flags describe.
-func (f *specFlags) build(getenv func(string) string) (sandbox.Spec, error) {
+func (f *specFlags) build(getenv func(string) string, stdin io.Reader) (sandbox.Spec, error) {
 	s := f.spec
 	var err error
 	switch f.pull {
@@ -75,17 +74,12 @@ func (f *specFlags) build(getenv func(string) string) (sandbox.Spec, error) {
 	s.Limits.MemoryBytes, s.Limits.DiskBytes = int64(f.memory), int64(f.disk)
 	s.Limits.IOReadBPS, s.Limits.IOWriteBPS = uint64(f.ioRead), uint64(f.ioWrite)
 	s.TTLSeconds, s.IdleTimeoutSeconds = seconds(f.timeout), seconds(f.idle)
-	s.Network.Mode = sandbox.NetworkMode(f.net)
+	if s.Network, err = f.net.over(s.Network, stdin); err != nil {
+		return s, err
+	}
 	s.Capabilities = sandbox.Capabilities(f.capabilities)
 	if s.Volumes, err = parseMounts(f.volumes); err != nil {
 		return s, err
-	}
-	for _, d := range f.dns {
-		a, err := netip.ParseAddr(d)
-		if err != nil {
-			return s, usage("--dns %q: use an address, as 9.9.9.9", d)
-		}
-		s.Network.DNS = append(s.Network.DNS, a)
 	}
 	return s, s.Validate()
 }

@@ -83,7 +83,7 @@ func (b *birth) signal(os.Signal) {
 
 // run does the work of 'sandbox run'.
 func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool, entry *string, argv []string) error {
-	spec, err := sf.build(c.getenv)
+	spec, err := sf.build(c.getenv, c.in)
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ shows which limits this machine enforces.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec, err := sf.build(c.getenv)
+			spec, err := sf.build(c.getenv, c.in)
 			if err != nil {
 				return err
 			}

@@ -212,11 +212,13 @@ func (c *cli) forkCmd() *cobra.Command {
 	var req sandbox.ForkRequest
 	var env, labels, volumes []string
 	var noVolumes bool
+	var nf netFlags
 	cmd := &cobra.Command{
 		Use: "fork [flags] SNAPSHOT|SANDBOX", Short: "Make sandboxes that begin with frozen files",
 		Long: `Make sandboxes that begin with the files of a snapshot, or of a sandbox as it is now,
 with the same image, environment, limits, network policy and volumes. They share what
-they do not write, and their volumes: give each its own, or none, to keep them apart.`,
+they do not write, and their volumes: give each its own, or none, to keep them apart.
+Network flags say the whole policy, in place of the snapshot's.`,
 		Example: `  sandbox fork dev --name try
   sandbox fork before-upgrade -n 100 --name worker`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSnapshot,
@@ -241,6 +243,13 @@ they do not write, and their volumes: give each its own, or none, to keep them a
 					return usage("either --volume or --no-volumes")
 				}
 				req.Volumes = &mounts
+			}
+			if nf.given() {
+				p, err := nf.over(sandbox.NetworkPolicy{}, c.in)
+				if err != nil {
+					return err
+				}
+				req.Network = &p
 			}
 			cl, err := c.client()
 			if err != nil {
@@ -272,6 +281,7 @@ they do not write, and their volumes: give each its own, or none, to keep them a
 	fl.StringArrayVarP(&volumes, "volume", "v", nil, "mount in place of those of the snapshot, as with 'sandbox run'; repeatable")
 	fl.BoolVar(&noVolumes, "no-volumes", false, "mount none")
 	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
+	nf.add(cmd)
 	fl.BoolVar(&req.NeedsAll, "all-or-none", false, "where one cannot be made, remove the others again")
 	return cmd
 }

@@ -155,7 +155,10 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	network, err := netns.Open(ctx, netns.Config{Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Log: log})
+	var news newsDesk
+	network, err := netns.Open(ctx, netns.Config{
+		Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Tell: news.tell, Log: log,
+	})
 	if err != nil {
 		return nil, p, err
 	}
@@ -166,13 +169,15 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	}
 	opened.add(shells.Close)
 	warnUnenforced(log, p, c)
-	return runtime.New(runtime.Config{
+	m := runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
 		Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log, Library: library,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
 		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
-	}, db, p.tree, network, p.roots, shells), p, nil
+	}, db, p.tree, network, p.roots, shells)
+	news.to.Store(m)
+	return m, p, nil
 }
 
 func openLauncher(runDir string, log *slog.Logger) (*launch.Launcher, error) {

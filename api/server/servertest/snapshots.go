@@ -87,6 +87,9 @@ func (m *Memory) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 	for i := range out {
 		spec := s.Spec
 		spec.Name, spec.Snapshot = "", s.ID
+		if req.Network != nil {
+			spec.Network = *req.Network
+		}
 		sb, err := m.Create(ctx, sandbox.CreateRequest{Spec: spec, Actor: req.Actor})
 		if err != nil {
 			return nil, err
