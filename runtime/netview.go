@@ -13,5 +13,5 @@ func (m *Manager) Network(ctx context.Context, ref string) (sandbox.NetworkState
 	if err != nil {
 		return sandbox.NetworkState{}, err
 	}
-	return sandbox.NetworkState{Sandbox: sb.ID, Policy: sb.Spec.Network, Address: sb.Address, Usage: sb.Usage}, nil
+	return sandbox.NetworkState{Sandbox: sb.ID, Policy: sb.Spec.Network, Address: sb.Address, Gateway: m.net.Gateway(), Usage: sb.Usage}, nil
 }

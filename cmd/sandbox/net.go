@@ -93,7 +93,10 @@ func traffic(u sandbox.Usage) string {
 	if slices.Contains(u.Unknown, "net") {
 		return "this machine could not count it"
 	}
-	return fmt.Sprintf("in %s, out %s, refused %s", units.BytesSize(float64(u.NetRxBytes)), units.BytesSize(float64(u.NetTxBytes)), counted(u.NetDropped, "packet"))
+	way := func(bytes, packets uint64) string {
+		return fmt.Sprintf("%s in %s", units.BytesSize(float64(bytes)), counted(packets, "packet"))
+	}
+	return fmt.Sprintf("received %s, sent %s, refused %s", way(u.NetRxBytes, u.NetRxPackets), way(u.NetTxBytes, u.NetTxPackets), counted(u.NetDropped, "packet"))
 }
 
 func counted(n uint64, what string) string {

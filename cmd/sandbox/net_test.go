@@ -180,6 +180,26 @@ func TestNetCommands(t *testing.T) {
 		t.Errorf("bad rule: exit %d, %s", code, errs)
 	}
 	w.ok("net") // the help
+
+	if out := w.ok("net", "set", "dev", "--add", "pypi.org:443", "--add", "example.com:443", "--remove", "1.1.1.1", "--net-rate-in", "0"); out !=
+		"- deny  1.1.1.1\n- limits  50mbit/s in\n+ allow  pypi.org:443\n" {
+		t.Errorf("net set says:\n%s", out)
+	}
+	if out := w.ok("net", "set", "dev", "--add", "pypi.org:443"); out != "nothing changed\n" {
+		t.Errorf("the same again: %s", out)
+	}
+	if out := w.ok("net", "show", "dev"); !strings.Contains(out, "pypi.org") || strings.Contains(out, "1.1.1.1") || !strings.Contains(out, "50mbit/s out") || strings.Contains(out, "50mbit/s in") {
+		t.Errorf("after net set:\n%s", out)
+	}
+	if code, _, errs := w.run("", "net", "set", "dev", "--remove", "nowhere.example"); code == 0 || !strings.Contains(errs, "there are: example.com:443, pypi.org:443") {
+		t.Errorf("removing what is not there: exit %d, %s", code, errs)
+	}
+	if code, _, errs := w.run("", "net", "set", "dev"); code == 0 || !strings.Contains(errs, "say what to change") {
+		t.Errorf("no change: exit %d, %s", code, errs)
+	}
+	if out := w.ok("net", "set", "dev", "--net", "off"); !strings.Contains(out, "+ mode  off") || !strings.Contains(out, "- allow  example.com:443") {
+		t.Errorf("turning it off says:\n%s", out)
+	}
 }
 
 func TestNewsLine(t *testing.T) {

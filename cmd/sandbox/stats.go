@@ -185,7 +185,7 @@ func (c *cli) sample(ctx context.Context, cl *client.Client, refs []string, befo
 }
 
 func statsTable(w io.Writer, samples []sample) error {
-	return columns(w, "ID\tNAME\tSTATUS\tCPU\tMEMORY\tPEAK\tTASKS\tDISK\tREAD/WRITTEN\tNET IN/OUT", func(row func(string, ...any)) {
+	return columns(w, "ID\tNAME\tSTATUS\tCPU\tMEMORY\tPEAK\tTASKS\tDISK\tREAD/WRITTEN\tNET IN/OUT\tPACKETS\tREFUSED", func(row func(string, ...any)) {
 		for _, s := range samples {
 			u := s.Usage
 			known := func(group, text string) string {
@@ -198,10 +198,11 @@ func statsTable(w io.Writer, samples []sample) error {
 			if s.CPU != nil {
 				cpu = fmt.Sprintf("%.2f", *s.CPU)
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.ID, dash(s.Name), s.Status,
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", s.ID, dash(s.Name), s.Status,
 				known("cpu", cpu), known("memory", of(u.MemoryBytes, s.Limits.MemoryBytes)), known("memory", size(u.MemoryPeakBytes)),
 				known("pids", fmt.Sprint(u.PIDs)), known("disk", of(u.DiskBytes, s.Limits.DiskBytes)),
-				known("io", size(u.IOReadBytes)+" / "+size(u.IOWriteBytes)), known("net", size(u.NetRxBytes)+" / "+size(u.NetTxBytes)))
+				known("io", size(u.IOReadBytes)+" / "+size(u.IOWriteBytes)), known("net", size(u.NetRxBytes)+" / "+size(u.NetTxBytes)),
+				known("net", many(u.NetRxPackets)+" / "+many(u.NetTxPackets)), known("net", many(u.NetDropped)))
 		}
 	})
 }
@@ -212,4 +213,12 @@ func of(n uint64, limit int64) string {
 		return size(n)
 	}
 	return size(n) + " of " + units.BytesSize(float64(limit))
+}
+
+// many prints a number as a person reads it; 0 as a dash.
+func many(n uint64) string {
+	if n == 0 {
+		return "-"
+	}
+	return units.CustomSize("%.4g%s", float64(n), 1000, []string{"", "k", "M", "G", "T", "P"})
 }
