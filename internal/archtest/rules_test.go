@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"image/imagetest":       {},
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
+	"resolver":              {"sandbox"},
 	"build":                 {"sandbox", "build/ignore"},
 	"build/ignore":          {"sandbox"},
 	"state":                 {"sandbox"},
@@ -84,6 +85,7 @@ var foreign = []struct {
 	{"github.com/moby/patternmatcher", []string{"build/ignore"}, "one reading of .dockerignore"},
 	{"github.com/google/go-containerregistry", []string{"image", "cmd/sandbox"}, "one package talks to registries; the command line reads the user's credentials"},
 	{"github.com/robfig/cron", []string{"runtime"}, "schedules come due in one place"},
+	{"github.com/miekg/dns", []string{"resolver", "integration"}, "one package speaks DNS; tests play the servers"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
 
