@@ -85,6 +85,9 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := m.Recover(ctx); err != nil {
 		return fmt.Errorf("put the house in order after the last run: %w", err)
 	}
+	if err := openServices(ctx, c, parts.network, log, &opened); err != nil {
+		return err
+	}
 	ln, err := listen(c, log)
 	if err != nil {
 		return err
@@ -111,10 +114,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	return errors.Join(serveErr, m.Close(end))
 }
 
-// parts are what the doctor looks at besides the kernel.
+// parts are what others need besides the manager: the doctor, the services.
 type parts struct {
-	tree  *cgroup.Tree
-	roots *rootfs.Store
+	tree    *cgroup.Tree
+	roots   *rootfs.Store
+	network *netns.Host
 }
 
 // assemble opens every package and hands them to the manager.
@@ -163,6 +167,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(network.Close)
+	p.network = network
 	shells, err := openLauncher(c.RunDir, log) // after the network: its modules add to /proc/net
 	if err != nil {
 		return nil, p, err
