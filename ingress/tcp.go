@@ -1,0 +1,118 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// acceptor takes the connections of one published TCP port.
+type acceptor struct {
+	in   *Ingress
+	port sandbox.Port
+	ln   *net.TCPListener
+
+	mu     sync.Mutex
+	closed bool              // guarded by mu
+	conns  map[net.Conn]bool // guarded by mu; clients
+	told   time.Time         // guarded by mu; when a refusal was logged last
+}
+
+// pauseAfter is how long no connection is taken after the daemon ran out of
+// descriptors.
+const pauseAfter = 50 * time.Millisecond
+
+func (a *acceptor) run() {
+	for {
+		c, err := a.ln.AcceptTCP()
+		switch {
+		case err == nil:
+			a.take(c)
+		case errors.Is(err, net.ErrClosed):
+			return
+		default: // out of descriptors: those in use will be free again
+			a.tell("take a connection of a published port", err)
+			select {
+			case <-time.After(pauseAfter):
+			case <-a.in.life.Done():
+				return
+			}
+		}
+	}
+}
+
+// take serves a connection, or resets it where there are too many.
+func (a *acceptor) take(c *net.TCPConn) {
+	select {
+	case a.in.slots <- struct{}{}:
+	default:
+		a.tell("refuse a connection of a published port: all of them together have too many", nil)
+		relay.Reset(c)
+		return
+	}
+	a.mu.Lock()
+	full := len(a.conns) >= maxConnsEach
+	refused := full || a.closed
+	if !refused {
+		a.conns[c] = true
+	}
+	a.mu.Unlock()
+	if refused {
+		<-a.in.slots
+		if full {
+			a.tell("refuse a connection of a published port: it has too many", nil)
+		}
+		relay.Reset(c)
+		return
+	}
+	a.in.tasks.Go(func() {
+		defer func() {
+			a.mu.Lock()
+			delete(a.conns, c)
+			a.mu.Unlock()
+			<-a.in.slots
+		}()
+		a.serve(c)
+	})
+}
+
+func (a *acceptor) serve(c *net.TCPConn) {
+	inner, err := a.in.cfg.Sandboxes.DialPort(a.in.life, string(a.port.Sandbox), int(a.port.Port))
+	if err != nil {
+		a.in.log.Debug("a published port leads nowhere now", "sandbox", a.port.Sandbox, "port", a.port.Port, "err", err)
+		relay.Reset(c) // as the sandbox would
+		return
+	}
+	stop := context.AfterFunc(a.in.life, func() { _ = inner.Close() })
+	defer stop()
+	if err := relay.Join(c, inner); err != nil {
+		a.in.log.Debug("a connection of a published port broke", "sandbox", a.port.Sandbox, "port", a.port.Port, "err", err)
+	}
+}
+
+// tell logs what happens often once in a while.
+func (a *acceptor) tell(what string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if time.Since(a.told) < 10*time.Second {
+		return
+	}
+	a.told = time.Now()
+	a.in.log.Warn(what, "sandbox", a.port.Sandbox, "at", a.port.Where(), "err", err)
+}
+
+// close ends listening and the connections.
+func (a *acceptor) close() {
+	_ = a.ln.Close() // it may be repeated
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	for c := range a.conns {
+		relay.Reset(c)
+	}
+}
