@@ -62,10 +62,10 @@ type Ingress struct {
 	slots  chan struct{} // one for each connection through a published port
 
 	mu     sync.Mutex
-	ports  map[string]*listener   // guarded by mu; by id of the port
-	tokens map[sandbox.ID][]byte  // guarded by mu; SHA-256
-	gone   map[sandbox.ID]bool    // guarded by mu; ended while something of theirs was being made
-	making map[sandbox.ID]int     // guarded by mu; how much that is
+	ports  map[string]*listener  // guarded by mu; by id of the port
+	tokens map[sandbox.ID][]byte // guarded by mu; SHA-256
+	gone   map[sandbox.ID]bool   // guarded by mu; ended while something of theirs was being made
+	making map[sandbox.ID]int    // guarded by mu; how much that is
 }
 
 // listener is one published port.

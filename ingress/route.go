@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/internal/duplex"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -170,7 +170,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 		case b.left <- struct{}{}:
 			return &freeing{Conn: c, free: sync.OnceFunc(func() { <-b.left })}, nil
 		default:
-			relay.Reset(c)
+			duplex.Reset(c)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/internal/duplex"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -52,7 +52,7 @@ func (a *acceptor) take(c *net.TCPConn) {
 	case a.in.slots <- struct{}{}:
 	default:
 		a.tell("refuse a connection of a published port: all of them together have too many", nil)
-		relay.Reset(c)
+		duplex.Reset(c)
 		return
 	}
 	a.mu.Lock()
@@ -67,7 +67,7 @@ func (a *acceptor) take(c *net.TCPConn) {
 		if full {
 			a.tell("refuse a connection of a published port: it has too many", nil)
 		}
-		relay.Reset(c)
+		duplex.Reset(c)
 		return
 	}
 	a.in.tasks.Go(func() {
@@ -85,12 +85,12 @@ func (a *acceptor) serve(c *net.TCPConn) {
 	inner, err := a.in.cfg.Sandboxes.DialPort(a.in.life, string(a.port.Sandbox), int(a.port.Port))
 	if err != nil {
 		a.in.log.Debug("a published port leads nowhere now", "sandbox", a.port.Sandbox, "port", a.port.Port, "err", err)
-		relay.Reset(c) // as the sandbox would
+		duplex.Reset(c) // as the sandbox would
 		return
 	}
 	stop := context.AfterFunc(a.in.life, func() { _ = inner.Close() })
 	defer stop()
-	if err := relay.Join(c, inner); err != nil {
+	if err := duplex.Join(c, inner); err != nil {
 		a.in.log.Debug("a connection of a published port broke", "sandbox", a.port.Sandbox, "port", a.port.Port, "err", err)
 	}
 }
@@ -113,6 +113,6 @@ func (a *acceptor) close() {
 	defer a.mu.Unlock()
 	a.closed = true
 	for c := range a.conns {
-		relay.Reset(c)
+		duplex.Reset(c)
 	}
 }

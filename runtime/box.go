@@ -38,6 +38,8 @@ type box struct {
 	// one: what main processes up to it do does not matter any more.
 	before int64        // guarded by mu
 	main   *mainProcess // guarded by mu; of this shell, nil while none is known
+
+	reach reach // connections from outside
 }
 
 // mainProcess is the process the sandbox ends with, if it has one. The box's

@@ -16,6 +16,7 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 	b.mu.Lock()
 	b.counted = false
 	b.mu.Unlock()
+	b.reach.begin()
 	if err := m.cgroup.Create(b.id); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -257,6 +258,11 @@ func (f fakeNetwork) Detach(_ context.Context, id sandbox.ID, _ int) error {
 
 func (f fakeNetwork) Counters(sandbox.ID, int) (sandbox.NetCounters, bool, error) {
 	return sandbox.NetCounters{RxBytes: 1, TxBytes: 2, Dropped: 3, RxPackets: 4, TxPackets: 5}, true, nil
+}
+
+func (f fakeNetwork) DialInside(ctx context.Context, _ *os.File, network string, port uint16) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", port))
 }
 
 func (f fakeNetwork) SetPolicy(_ context.Context, a netns.Attachment) error {

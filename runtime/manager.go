@@ -67,6 +67,8 @@ type Manager struct {
 	scheduling sync.Mutex    // held while the record of a schedule is changed
 	acting     sync.Map      // ids of schedules whose run is under way
 
+	onEnd func(sandbox.ID) // set before Recover; nil: nobody asks
+
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*box // living sandboxes, guarded by mu
 }
@@ -167,8 +169,11 @@ func (m *Manager) keepBox(b *box) {
 
 func (m *Manager) dropBox(id sandbox.ID) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.boxes, id)
+	m.mu.Unlock()
+	if m.onEnd != nil {
+		m.onEnd(id)
+	}
 }
 
 // Sandbox returns the record ref names: an id, a name, or the beginning of an

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 
@@ -42,6 +43,7 @@ type Network interface {
 	CheckPolicy(p sandbox.NetworkPolicy) error
 	Gateway() netip.Addr
 	Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error)
+	DialInside(ctx context.Context, ns *os.File, network string, port uint16) (net.Conn, error)
 	Recover(ctx context.Context, keep map[sandbox.ID]netns.Attachment) error
 	Enforcement(p sandbox.NetworkPolicy) sandbox.Enforcement
 }

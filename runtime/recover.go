@@ -39,6 +39,10 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if rows, err = m.completeRoots(ctx, rows); err != nil {
 		return err
 	}
+	carried, err := m.state.Carried(ctx)
+	if err != nil {
+		return err
+	}
 	found := make([]inherited, len(rows))
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -48,6 +52,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		// with a start time is not among them.
 		b.earlier, b.counted = row.Usage, row.InitStart == 0
 		b.status = row.Status
+		b.reach.recall(row, carried)
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
@@ -223,6 +228,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 		"forget lost snapshots":       m.forgetLost(ctx),
 		"put the volumes in order":    m.recoverVolumes(ctx),
 		"forget old schedules":        m.state.DropSchedules(ctx, ""),
+		"forget old ports":            m.state.DropPorts(ctx, ""),
 		"forget old steps of builds":  m.pruneBuilds(ctx),
 		"remove unused layers":        m.collectLayers(ctx),
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),

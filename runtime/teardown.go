@@ -160,6 +160,7 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 func (m *Manager) killShell(ctx context.Context, b *box) error {
 	shell := b.letGo()
 	defer b.guest.CloseIdle()
+	defer b.reach.closeAll()
 	if shell != nil {
 		// The death of a PID 1 is that of its whole namespace, and one that
 		// libcontainer has not yet moved into its cgroup dies as well. The

@@ -64,6 +64,7 @@ func (m *Manager) readUsage(b *box, row sandbox.Sandbox) *sandbox.Usage {
 	} else if row.Spec.Network.Mode != sandbox.NetworkOff {
 		u.Unknown = append(u.Unknown, "net")
 	}
+	b.reach.add(&u)
 	if bytes, inodes, known, err := m.roots.Usage(b.id, row.Slot); err == nil && known {
 		u.DiskBytes, u.DiskInodes = bytes, inodes
 	} else {

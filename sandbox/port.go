@@ -43,6 +43,9 @@ func ParsePort(text string) (PortRequest, error) {
 	}
 	rest := text
 	if head, proto, ok := cutLast(rest, "/"); ok {
+		if proto == "" {
+			return bad("nothing stands after the /")
+		}
 		rest, r.Protocol = head, proto
 	}
 	host, port, both := cutLast(rest, ":")

@@ -18,6 +18,7 @@ type Manager interface {
 	Images
 	Builds
 	Volumes
+	Ports
 	Events
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)

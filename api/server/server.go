@@ -73,6 +73,7 @@ func (s *server) routes() {
 	s.buildRoutes()
 	s.volumeRoutes()
 	s.networkRoutes()
+	s.portRoutes()
 	s.eventRoutes()
 }
 

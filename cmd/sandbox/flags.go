@@ -24,6 +24,8 @@ type specFlags struct {
 	capabilities    string
 	pull            string
 	volumes         []string
+	ports           []string
+	publish         []sandbox.PortRequest // what build read of ports
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -52,6 +54,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.DurationVar(&f.idle, "idle-timeout", 0, "end it after this long without a running process or a call")
 	f.net.add(cmd)
 	fl.StringArrayVarP(&f.volumes, "volume", "v", nil, "mount volume NAME:/path[:ro], or as root /host/dir:/path[:rw], read-only without :rw; repeatable")
+	fl.StringArrayVarP(&f.ports, "publish", "p", nil, "listen on this machine for a port inside: [[ADDRESS:]HOSTPORT:]PORT[/tcp|/udp]; repeatable (see 'sandbox port')")
 	fl.StringVar(&f.spec.Hostname, "hostname", "", "host name inside")
 	fl.StringVar(&f.capabilities, "capabilities", "", "root (default: eight capabilities inside) or none")
 }
@@ -64,6 +67,9 @@ func (f *specFlags) build(getenv func(string) string, stdin io.Reader) (sandbox.
 	case "", pullMissing, pullAlways, pullNever:
 	default:
 		return s, usage("--pull %q: use missing, always or never", f.pull)
+	}
+	if f.publish, err = parsePublished(f.ports); err != nil {
+		return s, err
 	}
 	if s.Env, err = parseEnv(f.env, getenv); err != nil {
 		return s, err

@@ -115,6 +115,11 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	if err != nil {
 		return err
 	}
+	if err := c.publishAll(sctx, cl, sb.ID, sf.publish); err != nil {
+		_ = p.Close() // it ends with its sandbox
+		c.remove(ctx, cl, sb.ID)
+		return err
+	}
 	early := c.held()
 	switch {
 	case pf.detach && !early:
@@ -223,6 +228,12 @@ shows which limits this machine enforces.`,
 			}
 			sb, err := c.create(cmd.Context(), cl, spec, key)
 			if err != nil {
+				return err
+			}
+			if err := c.publishAll(cmd.Context(), cl, sb.ID, sf.publish); err != nil {
+				if key == "" { // with one it may have been there before
+					c.remove(cmd.Context(), cl, sb.ID)
+				}
 				return err
 			}
 			return c.show(sb, func(w ioWriter) error { return line(w, string(sb.ID)) })

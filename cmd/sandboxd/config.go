@@ -62,6 +62,10 @@ type networkConfig struct {
 	Admit   []netip.Prefix      `yaml:"admit"`   // private ranges that allow rules may name
 	Default networkPolicy       `yaml:"default"` // of specs that name no mode
 	Most    sandbox.NetworkMode `yaml:"most"`    // the widest mode a sandbox may have
+
+	PublishAddress netip.Addr `yaml:"publish_address"` // where published ports are listened for
+	Domain         string     `yaml:"domain"`          // of host names of sandboxes
+	IngressListen  string     `yaml:"ingress_listen"`  // where they are listened for; a path is a unix socket
 }
 
 // networkPolicy is a policy as the API spells it.
@@ -148,7 +152,7 @@ func builtinConfig() config {
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
 		Pool:    poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
 		Build:   buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 100000},
-		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16")},
+		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16"), PublishAddress: netip.AddrFrom4([4]byte{127, 0, 0, 1})},
 		Image:   "host", ImageCache: 4 << 30,
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
 	}
@@ -206,6 +210,9 @@ func (c config) check() error {
 		bad("network.pool %s: use an IPv4 prefix of /8 to /28 without host bits, as 10.213.0.0/16", c.Network.Pool)
 	}
 	errs = append(errs, c.Network.check()...)
+	if err := c.Network.checkIngress(); err != nil {
+		errs = append(errs, err)
+	}
 	// The ids of the last slot must stay below the kernel's two reserved ones.
 	if most := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16); c.Slots < 1 || c.Slots > most || c.Slots > 57000 {
 		bad("max_sandboxes %d: use 1 to %d with uid_base %d", c.Slots, min(most, 57000), c.UIDBase)

@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/build"
 	"github.com/sandboxd/sandboxd/cgroup"
 	"github.com/sandboxd/sandboxd/cmd/sandboxd/initbin"
+	"github.com/sandboxd/sandboxd/ingress"
 	"github.com/sandboxd/sandboxd/internal/initd"
 	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/internal/seccomp"
@@ -53,6 +54,7 @@ type service struct {
 	*runtime.Manager
 	doctor  *doctor
 	builder *build.Builder
+	ingress *ingress.Ingress
 }
 
 // Sandbox is what people see of a sandbox: its counters are those of now.
@@ -82,10 +84,15 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
+	in := newIngress(c, m, log)
 	if err := m.Recover(ctx); err != nil {
 		return fmt.Errorf("put the house in order after the last run: %w", err)
 	}
 	if err := openServices(ctx, c, parts.network, log, &opened); err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := startIngress(ctx, c, in, log); err != nil {
 		return err
 	}
 	ln, err := listen(c, log)
@@ -96,12 +103,13 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
-	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts), builder}, Log: log, Version: version})
+	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts), builder, in}, Log: log, Version: version})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)
 	}
 	log.Info("ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
 	serveErr := server.Serve(ctx, ln, handler)
+	in.Close()
 
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)

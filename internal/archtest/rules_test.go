@@ -12,10 +12,10 @@ var anything = []string{"*"}
 var mayImport = map[string][]string{
 	"cmd/sandboxd":          anything,
 	"cmd/sandboxd/initbin":  {},
-	"cmd/sandbox":           {"api", "api/client", "build/ignore", "sandbox"},
+	"cmd/sandbox":           {"api", "api/client", "build/ignore", "internal/duplex", "sandbox"},
 	"cmd/sandbox-init":      {"internal/initd"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
-	"api/server":            {"api", "sandbox"},
+	"api/server":            {"api", "sandbox", "internal/duplex"},
 	"api/server/servertest": {"sandbox"},
 	"api/client":            {"api", "sandbox"},
 	"api":                   {"sandbox"},
@@ -26,6 +26,7 @@ var mayImport = map[string][]string{
 	"rootfs":                {"sandbox", "internal/linux"},
 	"image":                 {"sandbox"},
 	"image/imagetest":       {},
+	"ingress":               {"api", "internal/duplex", "sandbox"},
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
 	"resolver":              {"sandbox"},
@@ -41,6 +42,7 @@ var mayImport = map[string][]string{
 	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux"},
 	"internal/initproto":    {"sandbox"},
 	"internal/linux":        {},
+	"internal/duplex":       {},
 	"internal/seccomp":      {"sandbox"},
 	"internal/testenv":      {},
 }

@@ -21,6 +21,7 @@ type Memory struct {
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
 	schedules []sandbox.Schedule
+	ports     []sandbox.Port
 	events    []sandbox.Event
 	subs      map[chan struct{}]bool
 

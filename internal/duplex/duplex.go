@@ -1,7 +1,7 @@
-// Package relay joins two connections into one: published ports, forwarded
+// Package duplex joins two connections into one: published ports, forwarded
 // ports and the command line all carry bytes so. It opens nothing, knows no
 // protocol and sets no time limit: an idle connection may stay.
-package relay
+package duplex
 
 import (
 	"errors"

@@ -1,0 +1,460 @@
+//go:build root
+
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// serverBinary returns the path of the static test server, built beforehand
+// where there is no Go.
+var serverBinary = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("SANDBOXD_BIN"); dir != "" {
+		if path := filepath.Join(dir, "test-server"); exists(path) {
+			return path, nil
+		}
+	}
+	dir, err := os.MkdirTemp("", "sandboxd-it-server-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "test-server")
+	cmd := exec.Command("go", "build", "-o", path, "./testdata/server")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the server: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// serve starts the test server in a sandbox and waits until it listens.
+func (d *daemon) serve(t testing.TB, ref string, args ...string) {
+	t.Helper()
+	const path = "/opt/server"
+	if _, err := d.Files(ref).Stat(t.Context(), "root", path); err != nil {
+		bin, err := serverBinary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(bin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := d.Files(ref).Write(t.Context(), "root", path, 0o755, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := d.Exec(t.Context(), ref, sandbox.ProcessSpec{Argv: append([]string{path}, args...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close() // it goes on
+	o, err := p.Next()
+	if err != nil || string(o.Data) != "ready\n" {
+		t.Fatalf("server %q: %q, %v", args, o.Data, err)
+	}
+}
+
+// publish publishes a port or fails the test.
+func (d *daemon) publish(t testing.TB, ref, port string, public bool) sandbox.Port {
+	t.Helper()
+	r, err := sandbox.ParsePort(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Public = public
+	p, err := d.PublishPort(t.Context(), ref, r)
+	if err != nil {
+		t.Fatalf("publish %s of %s: %v", port, ref, err)
+	}
+	return p
+}
+
+// ingressConfig opens host names on a unix socket of the installation's.
+const ingressDomain = "box.test"
+
+func ingressConfig(t testing.TB) (config, socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "sandboxd-it-ingress-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "http.sock")
+	return "network: {domain: " + ingressDomain + ", ingress_listen: " + socket + "}\n", socket
+}
+
+// browser speaks HTTP to a socket whatever the URL's host is.
+func browser(network, address string) *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, network, address)
+		}},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       30 * time.Second,
+	}
+}
+
+// fetched is an answer read to its end.
+type fetched struct {
+	*http.Response
+	body string
+}
+
+func fetch(t testing.TB, c *http.Client, method, url string, header http.Header, body io.Reader) fetched {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, url, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, url, err)
+	}
+	return fetched{resp, string(b)}
+}
+
+// speakHTTP tries what servers do: plain requests, long bodies both ways,
+// events, WebSockets.
+func speakHTTP(t testing.TB, c *http.Client, base string, header http.Header) {
+	t.Helper()
+	var got struct {
+		Host   string
+		Header http.Header
+	}
+	r := fetch(t, c, "GET", base+"/headers", header, http.NoBody)
+	if err := json.Unmarshal([]byte(r.body), &got); err != nil || "http://"+got.Host != base {
+		t.Fatalf("GET: %d %s, %v", r.StatusCode, r.body, err)
+	}
+	for _, own := range []string{"X-Sandbox-Token", "Cookie"} {
+		if got.Header.Get(own) != "" {
+			t.Errorf("the sandbox sees %s: %q", own, got.Header.Get(own))
+		}
+	}
+	const long = 8 << 20
+	if r := fetch(t, c, "PUT", base+"/put", header, bytes.NewReader(make([]byte, long))); r.body != fmt.Sprintln(long, "<nil>") {
+		t.Errorf("PUT of %d bytes: %q", long, r.body)
+	}
+	if r := fetch(t, c, "GET", fmt.Sprintf("%s/get?n=%d", base, long), header, http.NoBody); len(r.body) != long {
+		t.Errorf("GET of %d bytes: %d", long, len(r.body))
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "GET", base+"/sse", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = header.Clone()
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for i := 0; i < 3; { // the answer never ends: each event is here before it
+		if !lines.Scan() {
+			t.Fatalf("SSE broke off: %v", lines.Err())
+		}
+		if lines.Text() == fmt.Sprintf("data: %d", i) {
+			i++
+		}
+	}
+	resp.Body.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ws, _, err := websocket.Dial(ctx, base+"/ws", &websocket.DialOptions{HTTPClient: &http.Client{Transport: c.Transport}, HTTPHeader: header})
+	if err != nil {
+		t.Fatalf("websocket: %v", err)
+	}
+	defer func() { _ = ws.CloseNow() }()
+	for _, word := range []string{"one", strings.Repeat("x", 20000)} {
+		if err := ws.Write(ctx, websocket.MessageText, []byte(word)); err != nil {
+			t.Fatal(err)
+		}
+		if _, b, err := ws.Read(ctx); err != nil || string(b) != word {
+			t.Fatalf("websocket: %d bytes, %v", len(b), err)
+		}
+	}
+	if err := ws.Close(websocket.StatusNormalClosure, ""); err != nil {
+		t.Errorf("closing the websocket: %v", err)
+	}
+}
+
+// TestReachHTTP: HTTP, long bodies, events and WebSockets reach sandboxes with
+// and without a network, on all addresses and on loopback alone, through
+// published ports and through host names.
+func TestReachHTTP(t *testing.T) {
+	config, socket := ingressConfig(t)
+	d := install(t, config)
+	for name, spec := range map[string]struct {
+		mode   sandbox.NetworkMode
+		listen string
+	}{
+		"off": {sandbox.NetworkOff, "0.0.0.0:8080"}, "off-loopback": {sandbox.NetworkOff, "127.0.0.1:8080"}, "off-v6": {sandbox.NetworkOff, "[::1]:8080"},
+		"open": {sandbox.NetworkOpen, "0.0.0.0:8080"}, "open-loopback": {sandbox.NetworkOpen, "127.0.0.1:8080"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d.create(t, sandbox.Spec{Name: name, Network: sandbox.NetworkPolicy{Mode: spec.mode}})
+			d.serve(t, name, "http", spec.listen)
+			p := d.publish(t, name, "8080", false)
+			speakHTTP(t, browser("tcp", p.Where().String()), "http://"+p.Where().String(), http.Header{})
+			token, err := d.NewPortToken(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			host := "http://8080-" + name + "." + ingressDomain
+			speakHTTP(t, browser("unix", socket), host, http.Header{"X-Sandbox-Token": {token}})
+			if r := fetch(t, browser("unix", socket), "GET", host+"/headers", nil, http.NoBody); r.StatusCode != http.StatusUnauthorized || !strings.Contains(r.body, "token_required") {
+				t.Errorf("without the token: %d %s", r.StatusCode, r.body)
+			}
+		})
+	}
+}
+
+// TestPortLife: a published port survives stop and start, kill -9 of the
+// daemon and pauses, refuses while nothing can answer, and is free again when
+// the sandbox is gone.
+func TestPortLife(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "life"})
+	d.serve(t, "life", "tcp", "127.0.0.1:7000")
+	p := d.publish(t, "life", "7000", false)
+	where := p.Where().String()
+	works := func(when string) {
+		t.Helper()
+		if got, err := talk(where, "hello"); err != nil || got != "hello" {
+			t.Fatalf("%s: %q, %v", when, got, err)
+		}
+	}
+	refuses := func(when string) {
+		t.Helper()
+		if got, err := talk(where, "hello"); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+			t.Fatalf("%s: %q, %v; want a reset", when, got, err)
+		}
+	}
+	works("at first")
+	if _, err := d.PublishPort(t.Context(), "life", sandbox.PortRequest{HostPort: p.HostPort, Port: 1}); sandbox.CodeOf(err) != "port_taken" {
+		t.Errorf("the same port of the host again: %v", err)
+	}
+	if _, err := d.PublishPort(t.Context(), "life", sandbox.PortRequest{Address: netip.MustParseAddr("203.0.113.9"), Port: 1}); sandbox.CodeOf(err) != "address_not_local" {
+		t.Errorf("an address of somebody else: %v", err)
+	}
+	d.kill()
+	if _, err := net.DialTimeout("tcp", where, time.Second); err == nil {
+		t.Fatal("the port is listened for without a daemon")
+	}
+	d.start()
+	works("after kill -9")
+	if all, err := d.Ports(t.Context(), "life"); err != nil || len(all) != 1 || all[0].ID != p.ID || all[0].Error != "" || all[0].HostPort != p.HostPort {
+		t.Errorf("listed after kill -9: %+v, %v", all, err)
+	}
+	d.stop()
+	d.start()
+	works("after a restart")
+	if _, err := d.Pause(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	refuses("paused")
+	if _, err := d.Resume(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	works("resumed")
+	held, err := net.Dial("tcp", where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if _, err := d.Stop(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	broken(t, held, "a connection into a sandbox that was stopped")
+	refuses("stopped")
+	if _, err := d.DialPort(t.Context(), "life", 7000); sandbox.CodeOf(err) != "sandbox_stopped" {
+		t.Errorf("dial a stopped sandbox: %v", err)
+	}
+	if _, err := d.Start(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	refuses("without the server")
+	if _, err := d.DialPort(t.Context(), "life", 7000); sandbox.CodeOf(err) != "port_closed" {
+		t.Errorf("dial a closed port: %v", err)
+	}
+	d.serve(t, "life", "tcp", "127.0.0.1:7000")
+	works("started again")
+	if held, err = net.Dial("tcp", where); err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if _, err := d.Remove(t.Context(), "life"); err != nil {
+		t.Fatal(err)
+	}
+	broken(t, held, "a connection into a sandbox that was removed")
+	ln, err := net.Listen("tcp", where)
+	if err != nil {
+		t.Fatalf("the port of a sandbox that is gone: %v", err)
+	}
+	d.kill() // with the port in somebody else's hands
+	ln.Close()
+	d.start()
+	if all, err := d.Ports(t.Context(), ""); err != nil || len(all) != 0 {
+		t.Errorf("ports after all: %+v, %v", all, err)
+	}
+}
+
+// talk sends words, closes its half and reads what comes back.
+func talk(where, words string) (string, error) {
+	c, err := net.DialTimeout("tcp", where, 10*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return converse(c, words)
+}
+
+func converse(c net.Conn, words string) (string, error) {
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c, words); err != nil {
+		return "", err
+	}
+	if h, ok := c.(interface{ CloseWrite() error }); ok {
+		if err := h.CloseWrite(); err != nil {
+			return "", err
+		}
+	}
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// broken wants a connection to end soon.
+func broken(t testing.TB, c net.Conn, what string) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%s: %v, want its end", what, err)
+	}
+}
+
+// TestPortTakenMeanwhile: a port somebody else has when the daemon comes back
+// is told as such, and had again once it is free.
+func TestPortTakenMeanwhile(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "meanwhile"})
+	d.serve(t, "meanwhile", "tcp", "127.0.0.1:7000")
+	p := d.publish(t, "meanwhile", "7000", false)
+	d.kill()
+	ln, err := net.Listen("tcp", p.Where().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.start()
+	if all, err := d.Ports(t.Context(), "meanwhile"); err != nil || len(all) != 1 || !strings.Contains(all[0].Error, "taken") {
+		t.Errorf("ports: %+v, %v", all, err)
+	}
+	ln.Close()
+	testenv.Eventually(t, 30*time.Second, "the port is listened for again", func() bool {
+		got, err := talk(p.Where().String(), "x")
+		return err == nil && got == "x"
+	})
+}
+
+// TestPortUDP: datagrams find their way in and back, with and without a link,
+// on loopback alone, too.
+func TestPortUDP(t *testing.T) {
+	d := install(t, "")
+	for name, mode := range map[string]sandbox.NetworkMode{"off": sandbox.NetworkOff, "open": sandbox.NetworkOpen} {
+		d.create(t, sandbox.Spec{Name: name, Network: sandbox.NetworkPolicy{Mode: mode}})
+		d.serve(t, name, "udp", "0.0.0.0:5000", "127.0.0.1:5001")
+		for _, inner := range []string{"5000/udp", "5001/udp"} {
+			p := d.publish(t, name, inner, false)
+			for i := range 20 { // clients beside each other
+				c, err := net.Dial("udp", p.Where().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				word := fmt.Sprint(name, inner, i)
+				buf := make([]byte, 100)
+				testenv.Eventually(t, 20*time.Second, "a datagram comes back", func() bool {
+					_, _ = io.WriteString(c, word)
+					_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+					n, err := c.Read(buf)
+					return err == nil && string(buf[:n]) == word
+				})
+			}
+		}
+	}
+}
+
+// TestPortForward: the API's own way in, and the command that uses it.
+func TestPortForward(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "fwd"})
+	d.serve(t, "fwd", "tcp", "127.0.0.1:7000")
+	c, err := d.DialPort(t.Context(), "fwd", 7000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	words := strings.Repeat("there and back. ", 1<<16) // a MiB, and the end of a half
+	if got, err := converse(c, words); err != nil || got != words {
+		t.Errorf("through the API: %d bytes, %v", len(got), err)
+	}
+	cmd := exec.Command(program(t, "sandbox"), "--host", d.host(), "port-forward", "fwd", "0:7000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	where, _, _ := strings.Cut(line, " ")
+	for range 3 {
+		if got, err := talk(where, words); err != nil || got != words {
+			t.Errorf("through port-forward: %d bytes, %v", len(got), err)
+		}
+	}
+	if _, err := d.Remove(t.Context(), "fwd"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := talk(where, "x"); err == nil {
+		t.Error("port-forward leads into a sandbox that is gone")
+	}
+}
