@@ -102,6 +102,7 @@ func TestPublish(t *testing.T) {
 // sandbox ends meanwhile, nothing is listened for.
 func TestPublishThatComesToNothing(t *testing.T) {
 	h := newHouse("dev", "other")
+	h.servers[80] = answering(t)
 	in := open(t, h)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/duplex"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -33,7 +35,7 @@ func (a *acceptor) run() {
 		switch {
 		case err == nil:
 			a.take(c)
-		case errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed), a.over():
 			return
 		default: // out of descriptors: those in use will be free again
 			a.tell("take a connection of a published port", err)
@@ -106,12 +108,25 @@ func (a *acceptor) tell(what string, err error) {
 	a.in.log.Warn(what, "sandbox", a.port.Sandbox, "at", a.port.Where(), "err", err)
 }
 
-// close ends listening and the connections.
-func (a *acceptor) close() {
-	_ = a.ln.Close() // it may be repeated
+func (a *acceptor) over() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.closed
+}
+
+// close ends listening and the connections; it may be repeated. The port is
+// free when it returns: whoever polls the socket at this moment keeps it open
+// for another while, but it listens no more.
+func (a *acceptor) close() {
+	a.mu.Lock()
 	a.closed = true
+	a.mu.Unlock()
+	if rc, err := a.ln.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // closed already, if it fails
+	}
+	_ = a.ln.Close() // as well
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for c := range a.conns {
 		duplex.Reset(c)
 	}

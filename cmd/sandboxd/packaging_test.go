@@ -35,6 +35,6 @@ func TestPackagedConfig(t *testing.T) {
 
 var compareConfig = cmp.Options{
 	cmp.AllowUnexported(config{}),
-	cmpopts.EquateComparable(builtinConfig().Network.Pool),
+	cmpopts.EquateComparable(builtinConfig().Network.Pool, builtinConfig().Network.PublishAddress),
 	cmpopts.EquateEmpty(),
 }
