@@ -24,6 +24,8 @@ const (
 	auditAllRate, auditAllBurst = 400, 4000
 	// auditBatch is how many events one transaction writes.
 	auditBatch = 200
+	// auditNames is how many addresses of one sandbox have their names kept.
+	auditNames = 1024
 	// auditDest is the longest name there is (RFC 1035) and some.
 	auditDest = 260
 )
@@ -44,6 +46,7 @@ type audit struct {
 // auditBox is what is known of one sandbox.
 type auditBox struct {
 	entries map[auditKey]*auditEntry
+	names   map[string]string  // of addresses it was told
 	rates   map[string]*bucket // by type
 	untold  map[string]uint64  // by type
 	since   time.Time          // of the oldest untold
@@ -82,6 +85,7 @@ func (a *audit) hear(n sandbox.NetworkNews) {
 		a.boxes[n.Sandbox] = b
 	}
 	b.last = now
+	b.learn(n)
 	if e := b.entries[key]; e != nil {
 		e.count += count
 		return
@@ -90,8 +94,30 @@ func (a *audit) hear(n sandbox.NetworkNews) {
 		b.leave(n.Type, count, now)
 		return
 	}
-	b.entries[key] = &auditEntry{first: now, fresh: true, count: count, detail: maps.Clone(n.Detail)}
+	detail := maps.Clone(n.Detail)
+	if name := b.names[n.Dest]; name != "" && !n.Inbound {
+		if detail == nil {
+			detail = map[string]string{}
+		}
+		detail["name"] = name
+	}
+	b.entries[key] = &auditEntry{first: now, fresh: true, count: count, detail: detail}
 	a.open++
+}
+
+// learn keeps which name an address was told for: flows are then told with it.
+// The name may not be the one the sandbox meant, where several have one
+// address.
+func (b *auditBox) learn(n sandbox.NetworkNews) {
+	for _, a := range n.Addrs {
+		if len(b.names) >= auditNames {
+			clear(b.names)
+		}
+		if b.names == nil {
+			b.names = map[string]string{}
+		}
+		b.names[a.String()] = clip(n.Dest, auditDest)
+	}
 }
 
 func (b *auditBox) leave(kind string, count uint64, now time.Time) {

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"testing"
@@ -154,5 +155,30 @@ func TestAuditInAll(t *testing.T) {
 	}
 	if n != auditAll || l.open != n {
 		t.Errorf("%d entries, %d counted, want %d", n, l.open, auditAll)
+	}
+}
+
+// TestAuditNames: a flow is told with the name its address was answered for.
+func TestAuditNames(t *testing.T) {
+	l := newLedger()
+	id, other := sandbox.NewID(), sandbox.NewID()
+	l.hear(sandbox.NetworkNews{Sandbox: id, Type: sandbox.EventNetName, Protocol: "dns", Dest: "example.com", Addrs: []netip.Addr{netip.MustParseAddr("93.184.216.34")}})
+	for _, to := range []sandbox.ID{id, other} {
+		l.hear(sandbox.NetworkNews{Sandbox: to, Type: sandbox.EventNetAllowed, Protocol: "tcp", Dest: "93.184.216.34", Port: 443})
+	}
+	names := map[sandbox.ID]string{}
+	for _, e := range l.after(t, 0) {
+		if e.Type == sandbox.EventNetAllowed {
+			names[e.Sandbox] = e.Data["name"]
+		}
+	}
+	if names[id] != "example.com" || names[other] != "" {
+		t.Errorf("told with the names %v", names)
+	}
+	for i := range 10 * auditNames {
+		l.hear(sandbox.NetworkNews{Sandbox: id, Type: sandbox.EventNetName, Dest: "x.example", Addrs: []netip.Addr{netip.AddrFrom4([4]byte{9, 9, byte(i >> 8), byte(i)})}})
+	}
+	if n := len(l.boxes[id].names); n > auditNames {
+		t.Errorf("%d names kept", n)
 	}
 }

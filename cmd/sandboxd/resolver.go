@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/resolver"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // dnsPort is where the configured resolvers listen.
@@ -27,8 +28,8 @@ func (n tenants) Tenant(addr netip.Addr) (resolver.Tenant, bool) {
 // openServices opens what the daemon serves to sandboxes on the gateway's
 // address, and has their questions sent there. The sandboxes must be known
 // already: a stranger is refused.
-func openServices(ctx context.Context, c config, network *netns.Host, log *slog.Logger, opened *closers) error {
-	names, err := openResolver(c, network, log)
+func openServices(ctx context.Context, c config, network *netns.Host, tell func(sandbox.NetworkNews), log *slog.Logger, opened *closers) error {
+	names, err := openResolver(c, network, tell, log)
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func openServices(ctx context.Context, c config, network *netns.Host, log *slog.
 }
 
 // openResolver opens the resolver of sandboxes.
-func openResolver(c config, network *netns.Host, log *slog.Logger) (*resolver.Server, error) {
+func openResolver(c config, network *netns.Host, tell func(sandbox.NetworkNews), log *slog.Logger) (*resolver.Server, error) {
 	var upstreams []netip.AddrPort
 	for _, addr := range c.Network.Resolvers {
 		upstreams = append(upstreams, netip.AddrPortFrom(addr, dnsPort))
@@ -48,6 +49,6 @@ func openResolver(c config, network *netns.Host, log *slog.Logger) (*resolver.Se
 	return resolver.Open(resolver.Config{
 		Listen:    netip.AddrPortFrom(network.Gateway(), 0),
 		Upstreams: upstreams, Pool: c.Network.Pool, Admit: c.Network.Admit, Deny: c.Network.Deny,
-		Sandboxes: tenants{network}, Log: log,
+		Sandboxes: tenants{network}, Tell: nameNews(tell), Log: log,
 	})
 }
