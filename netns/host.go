@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -53,6 +54,11 @@ type Host struct {
 	known    map[sandbox.ID]linkPlan // what the sets should hold
 	uplinks  map[string]bool         // interfaces we made forward
 	uplinkAt time.Time               // when the uplink was last looked at
+	shapes   map[sandbox.ID]shaped   // the queues of links that have any
+	faults   map[sandbox.ID]*sandbox.NetworkFault
+	// disturbed had faults of an earlier daemon.
+	disturbed []sandbox.ID
+	unfair    atomic.Bool // the kernel has no fq_codel
 }
 
 // Attachment is a sandbox as this package knows it.
@@ -87,6 +93,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	h := &Host{
 		pool: cfg.Pool.Masked(), log: cfg.Log, mtu: 1500,
 		known: map[sandbox.ID]linkPlan{}, uplinks: map[string]bool{},
+		shapes: map[sandbox.ID]shaped{}, faults: map[sandbox.ID]*sandbox.NetworkFault{},
 	}
 	if err := h.open(cfg); err != nil {
 		return nil, errors.Join(err, h.Close())
@@ -213,6 +220,7 @@ func (h *Host) Attach(ctx context.Context, a Attachment) error {
 		}
 		return h.enforce(a.ID, l)
 	}
+	h.doubtShape(a.ID)
 	return h.connect(a, l)
 }
 
@@ -223,7 +231,10 @@ func (h *Host) connect(a Attachment, l linkPlan) error {
 		name: l.name, addr: l.addr, gateway: gateway(h.pool),
 		host: hostMAC(a.Slot), guest: sandboxMAC(a.Slot), mtu: h.mtu,
 	}
-	if err := h.plug(a.NetNS, w); err != nil {
+	w.shape, w.had = h.wantShape(a)
+	err := h.plug(a.NetNS, w)
+	h.noteShape(a.ID, w.shape, err)
+	if err != nil {
 		return fmt.Errorf("connecting sandbox %s: %w", a.ID, err)
 	}
 	if err := h.forwardUplink(); err != nil {
@@ -256,6 +267,9 @@ func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
 			return sandbox.Errorf(sandbox.ErrConflict, "no_link", "sandbox %s has no network link yet: its network namespace is needed to make one", a.ID)
 		}
 		return fmt.Errorf("finding link %s: %w", l.name, err)
+	}
+	if want, have := h.wantShape(a); !have.settled(want) {
+		return sandbox.Errorf(sandbox.ErrConflict, "no_netns", "changing the rates of sandbox %s: its network namespace is needed for that", a.ID)
 	}
 	return h.enforce(a.ID, l)
 }
@@ -318,6 +332,7 @@ func (h *Host) Detach(_ context.Context, id sandbox.ID, slot int) error {
 	h.mu.Lock()
 	delete(h.known, id)
 	h.mu.Unlock()
+	h.forgetShape(id)
 	var c change
 	for set, key := range l.elements() {
 		c.removing(set, key)

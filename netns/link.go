@@ -29,6 +29,8 @@ type wire struct {
 	host    net.HardwareAddr
 	guest   net.HardwareAddr
 	mtu     int
+	shape   shape  // its queues
+	had     shaped // those of an earlier plug
 }
 
 // prepare readies a network namespace that may never get a link: loopback up,
@@ -76,12 +78,19 @@ func (h *Host) plug(ns *os.File, w wire) error {
 		if outer, inner, err = h.makePair(inside, ns, w); err != nil {
 			return err
 		}
+		// Before the link is up: what changes later waits for the kernel.
+		if err := h.queue(inside, inner, w.had.out, w.had.unsureOut, w.shape.out); err != nil {
+			return err
+		}
 		return configureInside(inside, inner, w)
 	})
 	if inside != nil {
 		defer inside.Close()
 	}
 	if err != nil {
+		return err
+	}
+	if err := h.queue(h.route, outer, w.had.in, w.had.unsureIn, w.shape.in); err != nil {
 		return err
 	}
 	if err := h.configureOutside(outer, w); err != nil {

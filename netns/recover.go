@@ -51,7 +51,7 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 		_, addr := splitSource(key)
 		h.reap.forget(addr)
 	}
-	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reconnect(ctx, keep, want))
+	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
 	return errors.Join(errs...)
 }
 

@@ -34,6 +34,7 @@ type box struct {
 	points   bool               // guarded by mu; restore points are wanted
 	pointed  map[int64]bool     // guarded by mu; numbers of processes whose restore points were seen to
 	idle     idleClock          // guarded by mu
+	fault    *faulted           // guarded by mu; on the shell's link, nil without one
 	// before is the number of the last process of roots before the present
 	// one: what main processes up to it do does not matter any more.
 	before int64        // guarded by mu
@@ -200,6 +201,9 @@ func (b *box) quiet() {
 		b.ttl.Stop()
 		b.ttl = nil
 	}
+	if b.fault != nil && b.fault.timer != nil {
+		b.fault.timer.Stop()
+	}
 }
 
 // letGo marks PID 1's end as expected, ends the watchers and hands over the
@@ -212,6 +216,7 @@ func (b *box) letGo() *launch.Shell {
 		b.unwatch()
 		b.unwatch = nil
 	}
+	b.takeFaultLocked() // it goes with the link
 	s := b.shell
 	b.shell, b.main, b.before, b.pointed = nil, nil, 0, nil
 	return s

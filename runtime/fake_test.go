@@ -49,6 +49,8 @@ type kernel struct {
 	volumes                         map[string]rootfs.VolumeLimits
 	policies                        map[sandbox.ID]sandbox.NetworkPolicy
 	mute                            bool // PID 1s answer nothing
+	faults                          map[sandbox.ID]*sandbox.NetworkFault
+	disturbed                       []sandbox.ID
 
 	stamps []string // of uppers, in the order of the questions; then any
 
@@ -68,7 +70,7 @@ func newKernel(t *testing.T) *kernel {
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
-		before: map[sandbox.ID]int64{}, volumes: map[string]rootfs.VolumeLimits{},
+		before: map[sandbox.ID]int64{}, faults: map[sandbox.ID]*sandbox.NetworkFault{}, volumes: map[string]rootfs.VolumeLimits{},
 	}
 	t.Cleanup(func() {
 		for _, pid := range k.pids {
@@ -282,6 +284,12 @@ func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attach
 		}
 	})
 }
+
+func (f fakeNetwork) SetFault(_ context.Context, a netns.Attachment, fault *sandbox.NetworkFault) error {
+	return f.step("net.fault", func() { f.faults[a.ID] = fault })
+}
+
+func (f fakeNetwork) Disturbed() []sandbox.ID { return f.disturbed }
 
 func (f fakeNetwork) Enforcement(sandbox.NetworkPolicy) sandbox.Enforcement {
 	return sandbox.Enforcement{Limit: "network", Enforced: true}

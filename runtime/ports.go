@@ -46,6 +46,8 @@ type Network interface {
 	DialInside(ctx context.Context, ns *os.File, network string, port uint16) (net.Conn, error)
 	Recover(ctx context.Context, keep map[sandbox.ID]netns.Attachment) error
 	Enforcement(p sandbox.NetworkPolicy) sandbox.Enforcement
+	SetFault(ctx context.Context, a netns.Attachment, f *sandbox.NetworkFault) error
+	Disturbed() []sandbox.ID
 }
 
 // Roots holds images and builds root filesystems.

@@ -73,6 +73,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err := m.net.Recover(ctx, keep); err != nil {
 		return fmt.Errorf("recover the network: %w", err)
 	}
+	m.tellDisturbed(ctx)
 	for _, f := range found {
 		g.Go(func() error { m.settle(ctx, f); return nil })
 	}

@@ -13,6 +13,9 @@ func (m *Manager) Inspect(ctx context.Context, ref string) (sandbox.Sandbox, err
 		return sb, err
 	}
 	sb.Usage = m.usage(sb)
+	if b := m.box(sb.ID); b != nil {
+		sb.Fault = b.faultNow()
+	}
 	return sb, nil
 }
 

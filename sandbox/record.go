@@ -24,6 +24,8 @@ type Sandbox struct {
 	Address netip.Addr `json:"address,omitzero" doc:"Its own address."`
 	InitPID int        `json:"init_pid,omitempty" doc:"PID 1 as the host sees it; 0 when none runs."`
 
+	Fault *NetworkFault `json:"fault,omitempty" doc:"What disturbs its network now, where somebody asked for that."`
+
 	Enforcement []Enforcement `json:"enforcement,omitempty" doc:"Each limit, and whether this host enforces it."`
 	Usage       Usage         `json:"usage" doc:"Last counters read; after the end, the final ones."`
 	LastOutput  []byte        `json:"last_output,omitempty" doc:"The end of the last output, kept after removal."`

@@ -20,6 +20,7 @@ type Manager interface {
 	Volumes
 	Ports
 	Events
+	Faults
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
 	// Doctor examines the host.
@@ -119,6 +120,15 @@ type Volumes interface {
 	ChangeVolume(ctx context.Context, name string, ch sandbox.VolumeChange) (sandbox.Volume, error)
 	// RemoveVolume refuses one that a living sandbox mounts.
 	RemoveVolume(ctx context.Context, name, actor string) error
+}
+
+// Faults is the part of Manager that disturbs networks for tests.
+type Faults interface {
+	SetFault(ctx context.Context, ref string, f sandbox.NetworkFault, actor string) (sandbox.NetworkFault, error)
+	// ClearFault does nothing where there is no fault.
+	ClearFault(ctx context.Context, ref, actor string) error
+	// Fault returns the zero fault where there is none.
+	Fault(ctx context.Context, ref string) (sandbox.NetworkFault, error)
 }
 
 // Events is the part of Manager that tells what happened.

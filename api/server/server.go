@@ -75,6 +75,7 @@ func (s *server) routes() {
 	s.networkRoutes()
 	s.portRoutes()
 	s.eventRoutes()
+	s.faultRoutes()
 }
 
 // restMux lets the last path parameter of an image hold slashes, which the
