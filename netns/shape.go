@@ -273,7 +273,8 @@ func deleteRootQueue(route *netlink.Handle, index int, major uint16) error {
 	q := &netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(major, 0),
 	}}
-	if err := route.QdiscDel(q); err != nil && !errors.Is(err, unix.ENOENT) {
+	// EINVAL: another one's queue is there by now.
+	if err := route.QdiscDel(q); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("deleting the queue of a link: %w", err)
 	}
 	return nil
@@ -417,9 +418,6 @@ func QueueKinds() (missing []string, err error) {
 				case err != nil:
 					return fmt.Errorf("making a %s queue: %w", q.Type(), err)
 				}
-			}
-			if err := deleteRootQueue(route, loopback, e.root()); err != nil {
-				return err
 			}
 		}
 		return nil

@@ -11,14 +11,17 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -175,4 +178,203 @@ func (s *syncBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
+}
+
+// hasQueues tells the kinds of the outermost queues of a link's two ends.
+func hasQueues(t testing.TB, b *box) (in, out string) {
+	t.Helper()
+	kind := func(link string) string {
+		l, err := netlink.LinkByName(link)
+		must(t, err)
+		all, err := netlink.QdiscList(l)
+		must(t, err)
+		for _, q := range all {
+			if q.Attrs().Parent == netlink.HANDLE_ROOT {
+				return q.Type()
+			}
+		}
+		return "none"
+	}
+	in = kind(linkName(b.ID))
+	must(t, linux.InNetNS(b.NetNS, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName(guestLink)
+		if err != nil {
+			return err
+		}
+		all, err := h.QdiscList(l)
+		for _, q := range all {
+			if q.Attrs().Parent == netlink.HANDLE_ROOT {
+				out = q.Type()
+			}
+		}
+		return err
+	}))
+	return in, out
+}
+
+func wantQueues(t testing.TB, what string, b *box, in, out string) {
+	t.Helper()
+	if gotIn, gotOut := hasQueues(t, b); gotIn != in || gotOut != out {
+		t.Errorf("%s: queues %s in and %s out, want %s and %s", what, gotIn, gotOut, in, out)
+	}
+}
+
+// nextHost is the next daemon's; the first one's clean-up removes the table.
+func nextHost(t testing.TB, h *Host) *Host {
+	t.Helper()
+	must(t, h.Close())
+	next, err := Open(t.Context(), Config{})
+	must(t, err)
+	t.Cleanup(func() { must(t, next.Close()) })
+	return next
+}
+
+// TestQueuesFollowThePolicy: none without a limit, and each change alone.
+func TestQueuesFollowThePolicy(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	free, bound := newBox(t, 1, sandbox.NetworkOpen), newBox(t, 2, sandbox.NetworkOpen)
+	bound.Policy.Limits = sandbox.NetworkLimits{EgressBPS: 1e6}
+	attach(t, h, free)
+	attach(t, h, bound)
+	wantQueues(t, "no limit", free, "noqueue", "noqueue")
+	wantQueues(t, "made with a limit out", bound, "noqueue", "tbf")
+	if len(h.shapes) != 1 {
+		t.Errorf("%d links are remembered, want the one with a queue", len(h.shapes))
+	}
+	set := func(l sandbox.NetworkLimits) {
+		t.Helper()
+		bound.Policy.Limits = l
+		must(t, h.SetPolicy(t.Context(), bound.Attachment))
+		reaches(t, bound, "tcp4", publicAddr+":80")
+	}
+	set(sandbox.NetworkLimits{EgressBPS: 2e6, IngressBPS: 3e6})
+	wantQueues(t, "both ways", bound, "tbf", "tbf")
+	set(sandbox.NetworkLimits{IngressBPS: 3e6})
+	wantQueues(t, "in only", bound, "tbf", "noqueue")
+
+	// The next daemon finds the same, and lets go of what was lifted.
+	h = nextHost(t, h)
+	keep := map[sandbox.ID]Attachment{free.ID: free.Attachment, bound.ID: bound.Attachment}
+	for range 2 {
+		must(t, h.Recover(t.Context(), keep))
+		wantQueues(t, "no limit, recovered", free, "noqueue", "noqueue")
+		wantQueues(t, "in only, recovered", bound, "tbf", "noqueue")
+	}
+	if ids := h.Disturbed(); len(ids) != 0 {
+		t.Errorf("limits are taken for faults: %v", ids)
+	}
+	bound.Policy.Limits = sandbox.NetworkLimits{}
+	keep[bound.ID] = bound.Attachment
+	must(t, h.Recover(t.Context(), keep))
+	wantQueues(t, "lifted while the daemon was away", bound, "noqueue", "noqueue")
+	noNS := bound.Attachment
+	noNS.NetNS = nil
+	must(t, h.SetPolicy(t.Context(), noNS)) // nothing to change inside
+	noNS.Policy.Limits.EgressBPS = 1e6
+	if err := h.SetPolicy(t.Context(), noNS); sandbox.CodeOf(err) != "no_netns" {
+		t.Errorf("a rate without the namespace: %v", err)
+	}
+}
+
+// TestPartition cuts a link, both ways, and mends it: asked to, and by the
+// next daemon.
+func TestPartition(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b, other := newBox(t, 1, sandbox.NetworkOpen), newBox(t, 2, sandbox.NetworkOpen)
+	b.Policy.Limits = sandbox.NetworkLimits{EgressBPS: 100e6}
+	target := attach(t, h, b).String() + ":8080"
+	attach(t, h, other)
+	listenTCP(t, b.NetNS, "0.0.0.0:8080")
+	works := func(what string, want bool) {
+		t.Helper()
+		_, out := dial(b.NetNS, "tcp4", publicAddr+":80", deniedWait)
+		_, udp := dial(b.NetNS, "udp4", publicAddr+":99", deniedWait)
+		c, in := net.DialTimeout("tcp4", target, deniedWait)
+		if in == nil {
+			c.Close()
+		}
+		if (out == nil) != want || (udp == nil) != want || (in == nil) != want {
+			t.Errorf("%s: TCP out %v, UDP out %v, TCP in %v; want it to work: %v", what, out, udp, in, want)
+		}
+		reaches(t, other, "tcp4", publicAddr+":80")
+	}
+	works("before", true)
+	cut := &sandbox.NetworkFault{Partition: true}
+	for range 2 {
+		must(t, h.SetFault(t.Context(), b.Attachment, cut))
+		works("cut", false)
+	}
+	must(t, h.SetPolicy(t.Context(), b.Attachment)) // does not mend it
+	works("cut, with the policy set again", false)
+	for range 2 {
+		must(t, h.SetFault(t.Context(), b.Attachment, nil))
+		works("mended", true)
+	}
+	wantQueues(t, "mended", b, "noqueue", "tbf")
+
+	must(t, h.SetFault(t.Context(), b.Attachment, cut))
+	h = nextHost(t, h)
+	works("cut, between two daemons", false)
+	must(t, h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment, other.ID: other.Attachment}))
+	works("mended by the next daemon", true)
+	wantQueues(t, "mended by the next daemon", b, "noqueue", "tbf")
+	if ids := h.Disturbed(); !slices.Equal(ids, []sandbox.ID{b.ID}) {
+		t.Errorf("disturbed by an earlier daemon: %v, want %s", ids, b.ID)
+	}
+
+	off := newBox(t, 3, sandbox.NetworkOff)
+	attach(t, h, off)
+	if err := h.SetFault(t.Context(), off.Attachment, cut); sandbox.CodeOf(err) != "no_link" {
+		t.Errorf("without a link: %v", err)
+	}
+	must(t, h.SetFault(t.Context(), off.Attachment, nil))
+}
+
+// TestLatencyAndLoss needs netem; where there is none the error says so, and
+// what was there stays.
+func TestLatencyAndLoss(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 1, sandbox.NetworkOpen)
+	b.Policy.Limits = sandbox.NetworkLimits{EgressBPS: 100e6}
+	attach(t, h, b)
+	missing, err := QueueKinds()
+	must(t, err)
+	slow := &sandbox.NetworkFault{LatencyMS: 100, RateBPS: 50e6}
+	if slices.Contains(missing, "netem") {
+		if err := h.SetFault(t.Context(), b.Attachment, slow); sandbox.CodeOf(err) != "no_netem" || !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("without netem: %v", err)
+		}
+		wantQueues(t, "after the error", b, "noqueue", "tbf")
+		must(t, h.SetFault(t.Context(), b.Attachment, &sandbox.NetworkFault{RateBPS: 50e6}))
+		wantQueues(t, "a rate alone", b, "tbf", "tbf")
+		testenv.Need(t, testenv.Netem)
+	}
+	roundTrip := func() time.Duration {
+		start := time.Now()
+		reaches(t, b, "udp4", publicAddr+":99")
+		return time.Since(start)
+	}
+	roundTrip()
+	before := roundTrip()
+	must(t, h.SetFault(t.Context(), b.Attachment, slow))
+	wantQueues(t, "slow", b, "netem", "netem")
+	if after := roundTrip(); after-before < 95*time.Millisecond {
+		t.Errorf("a round trip took %s, with 100 ms more %s", before, after)
+	}
+	must(t, h.SetFault(t.Context(), b.Attachment, &sandbox.NetworkFault{LossPercent: 100}))
+	denied(t, b, "udp4", publicAddr+":99")
+	must(t, h.SetFault(t.Context(), b.Attachment, &sandbox.NetworkFault{LatencyMS: 100, RateBPS: 50e6}))
+	must(t, h.SetFault(t.Context(), b.Attachment, nil))
+	wantQueues(t, "cleared", b, "noqueue", "tbf")
+	if after := roundTrip(); after > 90*time.Millisecond {
+		t.Errorf("with the fault cleared a round trip takes %s", after)
+	}
 }

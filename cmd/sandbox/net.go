@@ -31,7 +31,7 @@ and tcp, udp or icmp. *.example.com is every name below example.com.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(c.netShowCmd(), c.netSetCmd(), c.netLogCmd())
+	cmd.AddCommand(c.netShowCmd(), c.netFaultCmd(), c.netSetCmd(), c.netLogCmd())
 	return cmd
 }
 

@@ -44,8 +44,9 @@ var (
 	Quota             = feature("quota", probeQuota)        // XFS project quotas that hold on a loop image
 	Landlock          = feature("landlock", probeLandlock)  // Landlock, ABI 2 or later
 	NFT               = feature("nft", probeNFT)            // an nftables inet table in a new network namespace
+	Netem             = feature("netem", probeNetem)        // sch_netem, which delays and loses packets
 	Compiler          = feature("compiler", probeCompiler)  // Go or gcc in /usr, where the host image shows it
-	all               = []*Feature{Root, Cgroup2, CgroupControllers, Userns, Overlay, XFS, Quota, Landlock, NFT, Compiler}
+	all               = []*Feature{Root, Cgroup2, CgroupControllers, Userns, Overlay, XFS, Quota, Landlock, NFT, Netem, Compiler}
 )
 
 // All returns every feature.
