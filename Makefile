@@ -41,7 +41,7 @@ DEPS_VM    := qemu-system-x86 qemu-utils vagrant vagrant-libvirt libvirt-daemon-
 # What the lanes promise their tests; a promised feature that is missing fails
 # (internal/testenv). A native run promises little: machines differ.
 ROOT_PROMISES ?= root
-VM_PROMISES   ?= root,cgroup2,cgroup,userns,overlay,xfs,quota,landlock,nft
+VM_PROMISES   ?= root,cgroup2,cgroup,userns,overlay,xfs,quota,landlock,nft,netem
 
 # Packages with tests that need root.
 root_packages = $(shell git grep -l --untracked '^//go:build root$$' -- '*_test.go' | xargs -rn1 dirname | sort -u | sed 's|^|./|')

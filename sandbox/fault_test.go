@@ -8,8 +8,14 @@ import (
 
 func TestFaultValidate(t *testing.T) {
 	good := []NetworkFault{
-		{LatencyMS: 200}, {LatencyMS: 200, JitterMS: 20}, {LatencyMS: 20, JitterMS: 20}, {LossPercent: 0.1}, {LossPercent: 100},
-		{RateBPS: 1_000_000}, {Partition: true}, {Partition: true, Seconds: 300},
+		{LatencyMS: 200},
+		{LatencyMS: 200, JitterMS: 20},
+		{LatencyMS: 20, JitterMS: 20},
+		{LossPercent: 0.1},
+		{LossPercent: 100},
+		{RateBPS: 1_000_000},
+		{Partition: true},
+		{Partition: true, Seconds: 300},
 		{LatencyMS: 1, LossPercent: 5, RateBPS: minRateBPS},
 	}
 	for _, f := range good {
@@ -18,9 +24,20 @@ func TestFaultValidate(t *testing.T) {
 		}
 	}
 	bad := []NetworkFault{
-		{}, {Seconds: 5}, {LatencyMS: -1}, {LatencyMS: 60_001}, {JitterMS: 1}, {LatencyMS: 5, JitterMS: 6}, {LatencyMS: 5, JitterMS: -1},
-		{LossPercent: -1}, {LossPercent: 100.1}, {LossPercent: math.NaN()}, {LossPercent: math.Inf(1)},
-		{RateBPS: minRateBPS - 1}, {Partition: true, Seconds: -1}, {Partition: true, Seconds: 31536001},
+		{},
+		{Seconds: 5},
+		{LatencyMS: -1},
+		{LatencyMS: 60_001},
+		{JitterMS: 1},
+		{LatencyMS: 5, JitterMS: 6},
+		{LatencyMS: 5, JitterMS: -1},
+		{LossPercent: -1},
+		{LossPercent: 100.1},
+		{LossPercent: math.NaN()},
+		{LossPercent: math.Inf(1)},
+		{RateBPS: minRateBPS - 1},
+		{Partition: true, Seconds: -1},
+		{Partition: true, Seconds: 31536001},
 	}
 	for _, f := range bad {
 		if err := f.Validate(); !errors.Is(err, ErrInvalid) || CodeOf(err) != "invalid_fault" {

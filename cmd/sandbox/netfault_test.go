@@ -28,7 +28,7 @@ func TestFaultWords(t *testing.T) {
 		"no fault":  {},
 		"partition": {Partition: true, LatencyMS: 5},
 		"200 ms more round trip, 20 ms of jitter, 0.5% lost each way, 1mbit each way": {LatencyMS: 200, JitterMS: 20, LossPercent: 0.5, RateBPS: 1_000_000},
-		"5% lost each way, until 2030-01-02 03:04:05":                                {LossPercent: 5, Until: &until},
+		"5% lost each way, until 2030-01-02 03:04:05":                                 {LossPercent: 5, Until: &until},
 	} {
 		if got := faultWords(f); got != want {
 			t.Errorf("%+v: %q, want %q", f, got, want)
