@@ -253,3 +253,27 @@ func extended(m *dns.Msg) (code uint16, text string) {
 func allow(rules ...string) sandbox.NetworkPolicy {
 	return sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: rules}
 }
+
+// answer makes it answer everything with one code.
+func (u *upstream) answer(rcode int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.rcode = rcode
+}
+
+// before sets what happens before each answer.
+func (u *upstream) before(hook func(dns.Question)) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.hook = hook
+}
+
+// total is how many questions it was asked.
+func (u *upstream) total() (n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, one := range u.asked {
+		n += one
+	}
+	return n
+}

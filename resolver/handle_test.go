@@ -298,15 +298,15 @@ func TestPins(t *testing.T) {
 // TestPolicyChangesWhileAsking: the answer obeys the policy at its end.
 func TestPolicyChangesWhileAsking(t *testing.T) {
 	b := newBench(t, allow("*.example.com"), "www.example.com. 60 IN A 93.184.216.34")
-	b.up.hook = func(dns.Question) { b.net.set(allow("other.example.com")) }
+	b.up.before(func(dns.Question) { b.net.set(allow("other.example.com")) })
 	if r := b.get(t, "www.example.com.", dns.TypeA); r.Rcode != nx || len(b.net.pinnedNow()) != 0 {
 		t.Errorf("%s %v, pinned %v", dns.RcodeToString[r.Rcode], r.Answer, b.net.pinnedNow())
 	}
-	b.up.hook = func(dns.Question) {
+	b.up.before(func(dns.Question) {
 		b.net.mu.Lock()
 		defer b.net.mu.Unlock()
 		b.net.tenants[client1] = Tenant{ID: "sbbbbbbbbbbbbb", Policy: allow("*.example.com")}
-	}
+	})
 	b.net.set(allow("*.example.com"))
 	if r := b.respond(t.Context(), client1, question("new.example.com.", dns.TypeA)); r != nil {
 		t.Errorf("the address has passed to another sandbox, which is sent %v", r)
@@ -346,8 +346,8 @@ func TestGroups(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if len(b.up.asked) != 0 {
-		t.Errorf("asked upstream: %v", b.up.asked)
+	if n := b.up.total(); n != 0 {
+		t.Errorf("asked upstream %d times", n)
 	}
 	p.Deny = []string{"db"}
 	b.net.set(p)
@@ -380,7 +380,7 @@ func TestLookup(t *testing.T) {
 			t.Errorf("%s: %v %v, want class %v", name, got, err, class)
 		}
 	}
-	b.up.rcode = servfail
+	b.up.answer(servfail)
 	if _, err := b.Lookup(t.Context(), who, "new.example.com"); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("upstream fails: %v", err)
 	}
