@@ -4,7 +4,7 @@
 // live in; it works in the network namespace of the daemon.
 //
 // It does not make network namespaces, keeps nothing on disk, resolves no
-// names, and shapes no rates.
+// names, looks into no connection, and shapes no rates.
 //
 // # The wire
 //
@@ -14,7 +14,8 @@
 // answers none, the sandbox's address is a /32 and its only route leads through
 // the gateway, the pool's first address. That address lives on the host's
 // loopback in host scope; it is the source of what the host itself says to a
-// sandbox (rejections, forwarded ports), and closed to sandboxes like every
+// sandbox (rejections, forwarded ports). Of it port 53 is open to sandboxes,
+// which leads to the daemon's resolver; it is closed otherwise, like every
 // other address of the host's. IPv6 is off on both ends and dropped besides;
 // inside, only loopback has it.
 //
@@ -35,15 +36,39 @@
 // networks other than the sandboxes', so that the host is no more a router than
 // before. Once the operator turns the global switch on, that set is emptied.
 //
+// # Policies
+//
+// A new flow is judged by what it was begun with (ct original), in this order:
+// what the operator denies or has not admitted of the private ranges, and ports
+// 53 and 853, where names are asked for past the daemon, are prohibited; so is
+// web traffic of a gated link that did not go to the gate; then what the
+// sandbox's deny list means; what its allow list means, or is pinned, may pass;
+// the public internet may in mode open; nothing else may. Between sandboxes
+// only the group decides, and the deny list of who begins.
+//
+// Domain rules are addresses by the time the kernel sees them: the resolver
+// pins what it answers, for as long as it says, before it answers.
+//
+// Flows that were granted carry the mark of the policy that did it, and pass by
+// one look into the set granted. A change of policy swaps the mark there: each
+// later packet of an old flow, from either end, is judged anew by the same
+// rules. So what is still permitted goes on, and what is not ends with its next
+// packet: TCP with a reset. The mark follows from the policy alone: a daemon's
+// restart changes nothing for flows, pins and counters.
+//
 // # Rules
 //
-// One table, changed in-process, each change one transaction. Everything of a
-// single sandbox is a set element, so a packet's way does not grow with the
-// number of sandboxes. Rules match links by the beginning of their name: a link
-// without any element is denied everything, so there is no unguarded moment.
-// No verdict relies on a connection having been permitted before: a policy
-// change cuts what is open. Counters are IP bytes and belong to elements, which
-// outlive the link and the daemon.
+// One table, changed in-process, each change one transaction. What can be a set
+// element is one, so a packet's way does not grow with the number of sandboxes;
+// chains and sets of its own has only a link with lists or limits, and they are
+// reached by a map with the link's name. Rules match links by the beginning of
+// their name: a link without any element is denied everything, so there is no
+// unguarded moment. Counters are IP packets and bytes and belong to elements,
+// which outlive the link and the daemon.
+//
+// A link's own chains and sets are named after it: deny-LINK looks the flow's
+// destination up in the intervals denied-LINK; allow-LINK in allowed-LINK and
+// in pins-LINK; limit-LINK has the limits of packets, new flows and flows.
 //
 // A TCP socket that outlives its killed process, waiting for its last bytes to
 // be acknowledged, keeps a network namespace alive for more than a minute. So
@@ -62,8 +87,26 @@
 //	table inet sandboxd {
 //	  set sources { type ifname . ipv4_addr }
 //	    # each link with the one address it may send from
+//	  set connected { type ifname }
+//	    # links whose policy is not off
 //	  set open { type ifname }
 //	    # links whose policy is open
+//	  set gated { type ifname }
+//	    # links whose web traffic goes through the daemon's gate
+//	  map generations { type ifname : mark }
+//	    # the mark of each link's policy
+//	  set granted { type ifname . mark }
+//	    # links with the mark of flows that their present policy granted
+//	  map denied { type ifname : verdict }
+//	    # links with a deny list
+//	  map allowed { type ifname : verdict }
+//	    # links with an allow list
+//	  map limited { type ifname : verdict }
+//	    # links with limits of their own
+//	  map groups { type ifname : mark }
+//	    # links that share a network
+//	  set members { type mark . ipv4_addr }
+//	    # the addresses in each shared network
 //	  set sent { type ifname; counter }
 //	    # packets and bytes a sandbox sent and we let through
 //	  set received { type ifname; counter }
@@ -72,41 +115,96 @@
 //	    # packets refused by policy
 //	  set flows { type ifname; flags dynamic }
 //	    # links with their tracked connections
+//	  set closed { type ipv4_addr; flags interval }
+//	    # ranges that no sandbox reaches
 //	  set private { type ipv4_addr; flags interval }
 //	    # ranges that are not the public internet
+//	  set names { type inet_proto . inet_service }
+//	    # where names are asked for: not past the daemon
+//	  set web { type inet_proto . inet_service }
+//	    # where the web is
+//	  set doors { type ipv4_addr . inet_proto . inet_service }
+//	    # what of the host is open to sandboxes
+//	  map services { type inet_proto . inet_service : inet_service }
+//	    # the ports of the gateway, and where their services listen
+//	  set resolver { type ipv4_addr . inet_proto . inet_service }
+//	    # where the daemon's resolver listens
+//	  map gates { type inet_proto . inet_service : inet_service }
+//	    # the ports of the web, and where the gate listens
+//	  set gate { type ipv4_addr . inet_proto . inet_service }
+//	    # where the gate listens
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
-//	  chain refused { # from a sandbox, without an answer
-//	    iifname @dropped drop
-//	    drop
-//	  }
-//	  chain prohibited { # from a sandbox, told so at once: a connect fails instead of hanging
-//	    iifname @dropped reject with icmpx type admin-prohibited
-//	    drop
-//	  }
 //	  chain unasked { # to a sandbox that did not ask
 //	    oifname @dropped drop
 //	    drop
 //	  }
-//	  chain sent { # let out and counted
-//	    iifname @sent accept
-//	    goto refused
+//	  chain refused { # from a sandbox, without an answer
+//	    iifname @dropped drop
+//	    drop
 //	  }
-//	  chain received { # let in and counted
-//	    oifname @received accept
+//	  chain prohibited { # from a sandbox, told so at once: a connect fails instead of hanging, a connection ends
+//	    iifname != "vsb*" goto unasked
+//	    tcp flags & syn == 0 iifname @dropped reject with tcp reset
+//	    iifname @dropped reject with icmpx type admin-prohibited
 //	    drop
 //	  }
 //	  chain outbound { # sandbox to anywhere but the host
-//	    oifname "vsb*" goto prohibited
+//	    oifname "vsb*" goto between
+//	    ct state established,new iifname . ct mark @granted accept
+//	    ip daddr @closed goto prohibited
+//	    ct original ip daddr @closed goto prohibited
+//	    ct protocol . ct original proto-dst @names goto prohibited
+//	    iifname @gated ct protocol . ct original proto-dst @web goto prohibited
+//	    iifname vmap @denied
+//	    iifname vmap @allowed
 //	    iifname != @open goto prohibited
-//	    ip daddr @private goto prohibited
-//	    goto sent
+//	    ct original ip daddr @private goto prohibited
+//	    accept
+//	  }
+//	  chain between { # sandbox to sandbox: of one group only
+//	    iifname map @groups . ip daddr @members goto fellows
+//	    goto prohibited
+//	  }
+//	  chain fellows { # within a group, what who began it does not deny itself
+//	    ct direction original iifname vmap @denied
+//	    ct direction reply oifname vmap @denied
+//	    accept
 //	  }
 //	  chain inbound { # anywhere but the host to a sandbox: answers only
-//	    oifname != @open goto unasked
-//	    ct direction reply ct state established goto received
-//	    ct direction reply ct state related meta l4proto icmp goto received
+//	    ct direction original goto unasked
+//	    ct state established goto answer
+//	    ct state related meta l4proto icmp goto answer
 //	    goto unasked
+//	  }
+//	  chain answer { # to what a sandbox began
+//	    oifname . ct mark @granted accept
+//	    ct original ip daddr @closed goto prohibited
+//	    ct protocol . ct original proto-dst @names goto prohibited
+//	    oifname @gated ct protocol . ct original proto-dst @web goto prohibited
+//	    oifname vmap @denied
+//	    oifname vmap @allowed
+//	    oifname != @open goto prohibited
+//	    ct original ip daddr @private goto prohibited
+//	    accept
+//	  }
+//	  chain forward { # through the host
+//	    type filter hook forward priority -10; policy accept;
+//	    iifname "vsb*" goto outbound
+//	    oifname "vsb*" goto inbound
+//	    iifname @uplinks drop
+//	  }
+//	  chain passed { # what may pass: counted, and its flow marked as granted
+//	    type filter hook forward priority -9; policy accept;
+//	    oifname "vsb*" oifname @received
+//	    iifname != "vsb*" return
+//	    iifname @sent
+//	    oifname "vsb*" return
+//	    ct mark set iifname map @generations
+//	  }
+//	  chain masquerade { # leave with the host's address
+//	    type nat hook postrouting priority 100; policy accept;
+//	    iifname "vsb*" oifname != "vsb*" masquerade
 //	  }
 //	  chain source { # IPv6 and forged sources end here
 //	    type filter hook prerouting priority -300; policy accept;
@@ -116,33 +214,39 @@
 //	    iifname != @dropped meta l4proto tcp reject with tcp reset
 //	    goto refused
 //	  }
-//	  chain local { # the host's addresses, before any NAT can hide them
+//	  chain local { # limits, and the host's addresses before any NAT can hide them
 //	    type filter hook prerouting priority -150; policy accept;
 //	    iifname != "vsb*" return
 //	    ct state invalid,untracked goto refused
-//	    ct state new fib daddr type != unicast goto refused
-//	    ct state new add @flows { iifname ct count over 8192 } goto refused
+//	    iifname vmap @limited
+//	    ct state != new return
+//	    add @flows { iifname ct count over 8192 } goto refused
+//	    ip daddr . meta l4proto . th dport @doors return
+//	    fib daddr type != unicast goto refused
 //	  }
-//	  chain input { # sandbox to host: only answers to what the host began
+//	  chain redirect { # to the daemon's own services
+//	    type nat hook prerouting priority -105; policy accept;
+//	    iifname != "vsb*" return
+//	    ip daddr 10.213.0.1 dnat ip to 10.213.0.1 : meta l4proto . th dport map @services
+//	    iifname map @groups . ip daddr @members return
+//	    iifname @gated dnat ip to 10.213.0.1 : meta l4proto . th dport map @gates
+//	  }
+//	  chain input { # sandbox to host: the daemon's services, and answers to what the host began
 //	    type filter hook input priority -10; policy accept;
 //	    iifname != "vsb*" return
 //	    ct direction reply ct state established,related iifname @sent accept
-//	    goto refused
+//	    iifname @connected ip daddr . meta l4proto . th dport @resolver goto served
+//	    iifname @gated ip daddr . meta l4proto . th dport @gate goto served
+//	    goto prohibited
 //	  }
-//	  chain forward { # through the host
-//	    type filter hook forward priority -10; policy accept;
-//	    iifname "vsb*" goto outbound
-//	    oifname "vsb*" goto inbound
-//	    iifname @uplinks drop
+//	  chain served { # by the door, not past it
+//	    ct status dnat iifname @sent accept
+//	    goto refused
 //	  }
 //	  chain output { # host to sandbox: counted
 //	    type filter hook output priority -10; policy accept;
 //	    oifname != "vsb*" return
 //	    oifname @received accept
-//	  }
-//	  chain masquerade { # leave with the host's address
-//	    type nat hook postrouting priority 100; policy accept;
-//	    iifname "vsb*" oifname != "vsb*" masquerade
 //	  }
 //	}
 package netns

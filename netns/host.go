@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,15 +52,22 @@ type Host struct {
 	closed   sync.Once
 	closeErr error
 
+	order sync.Mutex // held while the table is changed, and what is known of it
+
 	mu       sync.Mutex
-	known    map[sandbox.ID]linkPlan // what the sets should hold
-	uplinks  map[string]bool         // interfaces we made forward
-	uplinkAt time.Time               // when the uplink was last looked at
-	shapes   map[sandbox.ID]shaped   // the queues of links that have any
+	known    map[sandbox.ID]linkPlan // what the table should hold
+	tenants  map[netip.Addr]sandbox.ID
+	pins     map[sandbox.ID]*pinned // guarded by order
+	groups   map[string]uint32      // marks of groups
+	uplinks  map[string]bool        // interfaces we made forward
+	uplinkAt time.Time              // when the uplink was last looked at
+	shapes   map[sandbox.ID]shaped  // the queues of links that have any
 	faults   map[sandbox.ID]*sandbox.NetworkFault
 	// disturbed had faults of an earlier daemon.
 	disturbed []sandbox.ID
 	unfair    atomic.Bool // the kernel has no fq_codel
+
+	strangers map[string]bool // links found at the start; order guards it, until Recover
 }
 
 // Attachment is a sandbox as this package knows it.
@@ -92,7 +101,8 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	}
 	h := &Host{
 		pool: cfg.Pool.Masked(), log: cfg.Log, mtu: 1500,
-		known: map[sandbox.ID]linkPlan{}, uplinks: map[string]bool{},
+		known: map[sandbox.ID]linkPlan{}, tenants: map[netip.Addr]sandbox.ID{}, pins: map[sandbox.ID]*pinned{}, groups: map[string]uint32{},
+		uplinks: map[string]bool{}, strangers: map[string]bool{},
 		shapes: map[sandbox.ID]shaped{}, faults: map[sandbox.ID]*sandbox.NetworkFault{},
 	}
 	if err := h.open(cfg); err != nil {
@@ -144,7 +154,7 @@ func (h *Host) open(cfg Config) error {
 	if err := h.checkOverlap(); err != nil {
 		return err
 	}
-	if h.table, err = openTable(planTable(h.pool, cfg.Deny)); err != nil {
+	if h.table, err = openTable(planTable(h.pool, cfg.Deny, cfg.Admit)); err != nil {
 		return err
 	}
 	if err := h.table.install(); err != nil {
@@ -156,6 +166,14 @@ func (h *Host) open(cfg Config) error {
 	}
 	for _, key := range uplinks {
 		h.uplinks[unix.ByteSliceToString(key)] = true
+	}
+	sources, err := h.table.keys(setSources)
+	if err != nil {
+		return err
+	}
+	for _, key := range sources {
+		name, _ := splitSource(key)
+		h.strangers[name] = true
 	}
 	h.mtu = h.uplinkMTU()
 	// The gateway's address makes host and sandbox speak with each other by
@@ -218,7 +236,7 @@ func (h *Host) Attach(ctx context.Context, a Attachment) error {
 		if err := prepare(a.NetNS); err != nil {
 			return fmt.Errorf("readying the network of sandbox %s: %w", a.ID, err)
 		}
-		return h.enforce(a.ID, l)
+		return h.enforce(l)
 	}
 	h.doubtShape(a.ID)
 	return h.connect(a, l)
@@ -240,7 +258,7 @@ func (h *Host) connect(a Attachment, l linkPlan) error {
 	if err := h.forwardUplink(); err != nil {
 		return fmt.Errorf("connecting sandbox %s: %w", a.ID, err)
 	}
-	return h.enforce(a.ID, l)
+	return h.enforce(l)
 }
 
 // SetPolicy changes a living sandbox's policy; it is in force on return, for
@@ -255,7 +273,7 @@ func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
 		return err
 	}
 	if !l.connected {
-		err := h.enforce(a.ID, l)
+		err := h.enforce(l)
 		h.reap.forget(l.addr)
 		return err
 	}
@@ -271,51 +289,91 @@ func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
 	if want, have := h.wantShape(a); !have.settled(want) {
 		return sandbox.Errorf(sandbox.ErrConflict, "no_netns", "changing the rates of sandbox %s: its network namespace is needed for that", a.ID)
 	}
-	return h.enforce(a.ID, l)
+	return h.enforce(l)
 }
 
-// enforce makes the sets agree with l.
-func (h *Host) enforce(id sandbox.ID, l linkPlan) error {
+// enforce makes the table agree with l.
+func (h *Host) enforce(l linkPlan) error {
+	h.order.Lock()
+	defer h.order.Unlock()
+	old, had := h.lookup(l.id)
+	var from held
+	if had {
+		from = old.held()
+	}
 	var c change
-	for set, key := range l.elements() {
-		c.adding(set, key)
+	c.diff(from, l.held(), &l)
+	h.remember(l)
+	h.pinAgain(&c)
+	err := h.applyHealing(c)
+	if err != nil {
+		h.forget(l.id)
+		if had {
+			h.remember(old)
+		}
 	}
-	if !l.open {
-		c.removing(setOpen, linkKey(l.name))
-	}
-	h.mu.Lock()
-	h.known[id] = l
-	h.mu.Unlock()
-	return h.applyHealing(c)
+	return err
 }
 
-// applyHealing applies a change. If somebody removed the table meanwhile
+func (h *Host) lookup(id sandbox.ID) (linkPlan, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l, ok := h.known[id]
+	return l, ok
+}
+
+func (h *Host) remember(l linkPlan) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known[l.id] = l
+	h.tenants[l.addr] = l.id
+}
+
+func (h *Host) forget(id sandbox.ID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l, ok := h.known[id]; ok && h.tenants[l.addr] == id {
+		delete(h.tenants, l.addr)
+	}
+	delete(h.known, id)
+}
+
+// applyHealing applies a change. If somebody else changed the table meanwhile
 // (`nft flush ruleset`), it is made again, with every sandbox known.
 func (h *Host) applyHealing(c change) error {
 	err := h.table.apply(c)
-	if !errors.Is(err, unix.ENOENT) {
+	if err == nil || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	return errors.Join(h.heal(), h.table.apply(c))
+	h.log.Warn("the nf_tables table of the sandboxes is not as it was left: mending it", "table", "inet "+tableName, "err", err)
+	return h.mend()
 }
 
-// heal installs the table and the elements of all known sandboxes.
+// heal mends the table where nobody changes it.
 func (h *Host) heal() error {
+	h.order.Lock()
+	defer h.order.Unlock()
 	h.log.Warn("the nf_tables table of the sandboxes was removed by someone: making it again", "table", "inet "+tableName)
+	return h.mend()
+}
+
+// mend installs the table and whatever all known sandboxes lack in it; what
+// belongs to nobody known is removed.
+func (h *Host) mend() error {
 	if err := h.table.install(); err != nil {
 		return err
 	}
-	var c change
-	h.mu.Lock()
-	for _, l := range h.known {
-		for set, key := range l.elements() {
-			c.adding(set, key)
-		}
+	have, err := h.table.read()
+	if err != nil {
+		return err
 	}
+	h.mu.Lock()
+	c := planRecovery(slices.Collect(maps.Values(h.known)), have)
 	for name := range h.uplinks {
-		c.adding(setUplinks, linkKey(name))
+		c.add = append(c.add, element{set: setUplinks, key: string(linkKey(name))})
 	}
 	h.mu.Unlock()
+	h.pinAgain(&c)
 	return h.table.apply(c)
 }
 
@@ -324,44 +382,61 @@ func (h *Host) heal() error {
 // seconds later is deleted in the background, as are connection-tracking
 // entries. Works whether or not Attach ever ran.
 func (h *Host) Detach(_ context.Context, id sandbox.ID, slot int) error {
-	l := linkPlan{name: linkName(id), open: true}
-	var err error
-	if l.addr, err = h.addressOf(id, slot); err != nil {
+	addr, err := h.clear(id, slot)
+	if err != nil {
 		return fmt.Errorf("detaching sandbox %s: %w", id, err)
 	}
-	h.mu.Lock()
-	delete(h.known, id)
-	h.mu.Unlock()
 	h.forgetShape(id)
-	var c change
-	for set, key := range l.elements() {
-		c.removing(set, key)
-	}
-	c.removing(setFlows, linkKey(l.name))
-	if err := h.applyHealing(c); err != nil {
-		return fmt.Errorf("detaching sandbox %s: %w", id, err)
-	}
-	link, err := h.route.LinkByName(l.name)
+	link, err := h.route.LinkByName(linkName(id))
 	switch {
 	case isNoLink(err):
-		h.reap.forget(l.addr)
+		h.reap.forget(addr)
 		return nil
 	case err != nil:
-		return fmt.Errorf("finding link %s: %w", l.name, err)
+		return fmt.Errorf("finding link %s: %w", linkName(id), err)
 	}
-	h.reap.bury(l.name, link.Attrs().Index, l.addr)
+	h.reap.bury(linkName(id), link.Attrs().Index, addr)
 	return nil
+}
+
+// clear removes all that the table holds of a sandbox, and returns its address.
+func (h *Host) clear(id sandbox.ID, slot int) (netip.Addr, error) {
+	h.order.Lock()
+	defer h.order.Unlock()
+	l, ok := h.lookup(id)
+	if !ok {
+		l = linkPlan{id: id, name: linkName(id)}
+		var err error
+		if l.addr, err = h.addressOf(id, slot); err != nil {
+			return l.addr, err
+		}
+	}
+	from := l.held()
+	if !ok && h.strangers[l.name] { // of an earlier daemon, and Recover has not seen to it
+		have, err := h.table.read()
+		if err != nil {
+			return l.addr, err
+		}
+		from = have[l.name]
+	}
+	from.elements = append(from.elements, element{set: setFlows, key: string(linkKey(l.name))})
+	var c change
+	c.diff(from, held{}, nil)
+	h.forget(id)
+	delete(h.pins, id)
+	if err := h.applyHealing(c); err != nil {
+		if ok {
+			h.remember(l)
+		}
+		return l.addr, err
+	}
+	delete(h.strangers, l.name)
+	return l.addr, nil
 }
 
 // addressOf returns the address a sandbox has, even if the pool was
 // configured anew since it was attached.
 func (h *Host) addressOf(id sandbox.ID, slot int) (netip.Addr, error) {
-	h.mu.Lock()
-	l, ok := h.known[id]
-	h.mu.Unlock()
-	if ok {
-		return l.addr, nil
-	}
 	if addr, err := h.Address(slot); err == nil {
 		return addr, nil
 	}
@@ -429,13 +504,13 @@ func (h *Host) planLink(a Attachment) (linkPlan, error) {
 	if err != nil {
 		return linkPlan{}, err
 	}
-	switch a.Policy.Mode {
-	case "", sandbox.NetworkOff, sandbox.NetworkAllow, sandbox.NetworkOpen:
-	default:
-		return linkPlan{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_network", "network mode %.40q: use off, allow or open", a.Policy.Mode)
+	if err := a.Policy.Validate(); err != nil {
+		return linkPlan{}, err
 	}
-	return linkPlan{
-		name: linkName(a.ID), addr: addr, open: a.Policy.Mode == sandbox.NetworkOpen,
-		connected: a.Policy.Connected(), title: a.Name, policy: a.Policy.Clone(),
-	}, nil
+	l := linkPlan{id: a.ID, name: linkName(a.ID), addr: addr, title: a.Name}
+	if err := l.planPolicy(a.Policy.Clone(), h.table.plan.salt); err != nil {
+		return l, err
+	}
+	l.group = h.groupMark(a.Policy)
+	return l, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/linux"
@@ -33,12 +34,23 @@ func snapshot(t testing.TB, h *Host) []string {
 		}
 	}
 	for _, c := range h.table.plan.chains {
-		h.table.mu.Lock()
-		rules, err := h.table.conn.GetRules(kernelTable(), c.kernel(kernelTable()))
-		h.table.mu.Unlock()
-		must(t, err)
-		for _, r := range rules {
-			out = append(out, fmt.Sprintf("rule %s %d", c.name, r.Handle))
+		for _, handle := range ruleHandles(t, c.name) {
+			out = append(out, fmt.Sprintf("rule %s %x", c.name, handle))
+		}
+	}
+	h.table.mu.Lock()
+	sets, chains, err := h.table.existing()
+	h.table.mu.Unlock()
+	must(t, err)
+	for _, s := range sets {
+		out = append(out, "set "+s.Name)
+	}
+	for _, c := range chains {
+		out = append(out, "chain "+c.Name)
+		if _, owned := ownedBy(c.Name); owned {
+			for _, handle := range ruleHandles(t, c.Name) {
+				out = append(out, fmt.Sprintf("rule %s %x", c.Name, handle))
+			}
 		}
 	}
 	links, err := netlink.LinkList()
@@ -53,6 +65,25 @@ func snapshot(t testing.TB, h *Host) []string {
 		out = append(out, "route "+r.String())
 	}
 	slices.Sort(out)
+	return out
+}
+
+// ruleHandles returns the handles of a chain's rules. (The library cannot read
+// what it writes of a flow's first direction.)
+func ruleHandles(t testing.TB, chain string) [][]byte {
+	t.Helper()
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: unix.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(tableName)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	must(t, err)
+	var out [][]byte
+	for _, m := range msgs {
+		if h, ok := attribute(m[nl.SizeofNfgenmsg:], unix.NFTA_RULE_HANDLE); ok {
+			out = append(out, h)
+		}
+	}
 	return out
 }
 
@@ -301,7 +332,7 @@ func TestRecover(t *testing.T) {
 	}
 	// Damage: the kept one's elements and link are gone.
 	must(t, h.deleteLink(linkName(kept.ID)))
-	must(t, h.table.apply(planRecovery(nil, map[string][][]byte{setOpen: {linkKey(linkName(kept.ID))}})))
+	must(t, h.table.apply(change{remove: []element{{set: setOpen, key: string(linkKey(linkName(kept.ID)))}}}))
 	denied(t, kept, "tcp4", publicAddr+":80")
 	must(t, h.Recover(t.Context(), keep))
 	reaches(t, kept, "tcp4", publicAddr+":80")

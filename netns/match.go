@@ -2,11 +2,14 @@ package netns
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // part is a piece of a rule: a match, a load or a verdict.
@@ -35,6 +38,8 @@ const (
 	regWord0 = unix.NFT_REG32_00
 	regWord1 = unix.NFT_REG32_01
 	regWord2 = unix.NFT_REG32_02
+	regWord4 = unix.NFT_REG32_04
+	regWord5 = unix.NFT_REG32_05
 )
 
 // Bits of ct state as nf_tables loads it (NF_CT_STATE_BIT and friends).
@@ -47,8 +52,11 @@ const (
 )
 
 const (
-	rtnUnicast    = 1 // RTN_UNICAST: the route type of an address that is not the host's
-	dirReply      = 1 // IP_CT_DIR_REPLY
+	rtnUnicast    = 1  // RTN_UNICAST: the route type of an address that is not the host's
+	dirOriginal   = 0  // IP_CT_DIR_ORIGINAL
+	dirReply      = 1  // IP_CT_DIR_REPLY
+	statusDNAT    = 32 // IPS_DST_NAT
+	flagSYN       = 2  // of a TCP header's flags, its byte 13
 	icmpxProhibit = unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED
 )
 
@@ -79,6 +87,51 @@ var (
 	daddr = part{"ip daddr", []expr.Any{
 		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
 	}}
+	// What a flow was begun with, from which end a packet of it comes: so both
+	// directions, and errors about it, are judged alike, before any NAT of the
+	// host's own. (The address takes sixteen bytes of register in an inet
+	// table, and fills four: what is concatenated comes after it.)
+	toward = part{"ct original ip daddr", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: reg1},
+	}}
+	towardPort = part{"ct original ip daddr . ct protocol . ct original proto-dst", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord0},
+		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord1},
+		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord2},
+	}}
+	service = part{"ct protocol . ct original proto-dst", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord0},
+		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord1},
+	}}
+	door = part{"ip daddr . meta l4proto . th dport", []expr.Any{
+		&expr.Payload{DestRegister: regWord0, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regWord1},
+		&expr.Payload{DestRegister: regWord2, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+	}}
+	inMark  = part{"iifname . ct mark", byMark(expr.MetaKeyIIFNAME)}
+	outMark = part{"oifname . ct mark", byMark(expr.MetaKeyOIFNAME)}
+	fellow  = part{"iifname map @" + setGroups + " . ip daddr", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
+		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGroups},
+		&expr.Payload{DestRegister: regWord5, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+	}}
+	markFlow = part{"ct mark set iifname map @" + setGenerations, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
+		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGenerations},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: regWord4, SourceRegister: true},
+	}}
+	goingOn = part{"tcp flags & syn == 0", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{flagSYN}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0}},
+	}}
+	translated = part{"ct status dnat", []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(statusDNAT), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
+	}}
 	notUnicast = part{"fib daddr type != unicast", []expr.Any{
 		&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: binaryutil.NativeEndian.PutUint32(rtnUnicast)},
@@ -86,6 +139,16 @@ var (
 	reply = part{"ct direction reply", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{dirReply}},
+	}}
+
+	original = part{"ct direction original", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{dirOriginal}},
+	}}
+	notNew = part{"ct state != new", []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(stateNew), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: make([]byte, 4)},
 	}}
 
 	accept     = verdict("accept", expr.VerdictAccept)
@@ -115,6 +178,11 @@ func in(set string) part {
 	return part{"@" + set, []expr.Any{&expr.Lookup{SourceRegister: reg1, SetName: set}}}
 }
 
+// at looks up what was loaded from another register on.
+func at(register uint32, set string) part {
+	return part{"@" + set, []expr.Any{&expr.Lookup{SourceRegister: register, SetName: set}}}
+}
+
 func notIn(set string) part {
 	return part{"!= @" + set, []expr.Any{&expr.Lookup{SourceRegister: reg1, SetName: set, Invert: true}}}
 }
@@ -124,6 +192,72 @@ func state(text string, bits uint32) part {
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
+	}}
+}
+
+// vmap gives the verdict that a map has for what was loaded, if any.
+func vmap(set string) part {
+	return part{"vmap @" + set, []expr.Any{
+		&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: set},
+	}}
+}
+
+func byMark(key expr.MetaKey) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Ct{Key: expr.CtKeyMARK, Register: regWord4}}
+}
+
+// deliver sends new flows to the gateway's port that a map has for theirs.
+func deliver(gateway netip.Addr, ports string) part {
+	return part{fmt.Sprintf("dnat ip to %s : meta l4proto . th dport map @%s", gateway, ports), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regWord0},
+		&expr.Payload{DestRegister: regWord1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: regWord0, DestRegister: regWord5, IsDestRegSet: true, SetName: ports},
+		&expr.Immediate{Register: regWord4, Data: gateway.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: regWord4, RegProtoMin: regWord5, Specified: true},
+	}}
+}
+
+func toAddr(a netip.Addr) part {
+	return part{"ip daddr " + a.String(), []expr.Any{
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: a.AsSlice()},
+	}}
+}
+
+// overRate matches what exceeds n a second.
+func overRate(n uint64, burst uint32) part {
+	return part{fmt.Sprintf("limit rate over %d/second burst %d packets", n, burst), []expr.Any{
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: n, Unit: expr.LimitTimeSecond, Burst: burst, Over: true},
+	}}
+}
+
+// overCount matches new flows once the rule has seen n that live.
+func overCount(n uint32) part {
+	return part{fmt.Sprintf("ct count over %d", n), []expr.Any{&expr.Connlimit{Count: n, Flags: expr.NFT_CONNLIMIT_F_INV}}}
+}
+
+// pinKey loads the destination of a flow as the key of a pin that is not of a
+// single port; see pinKeys.
+func pinKey(proto *byte, number uint16) part {
+	exprs := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord0}}
+	word := "ct protocol"
+	if proto == nil {
+		exprs = append(exprs, &expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord1})
+	} else {
+		word = fmt.Sprint(*proto)
+		exprs = append(exprs, &expr.Immediate{Register: regWord1, Data: []byte{*proto, 0, 0, 0}})
+	}
+	exprs = append(exprs, &expr.Immediate{Register: regWord2, Data: []byte{byte(number >> 8), byte(number), 0, 0}})
+	return part{fmt.Sprintf("ct original ip daddr . %s . %d", word, number), exprs}
+}
+
+// ports matches flows of one protocol to a range of ports.
+func ports(proto byte, r sandbox.PortRange) part {
+	return part{fmt.Sprintf("ct protocol %d ct original proto-dst %d-%d", proto, r.First, r.Last), []expr.Any{
+		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}},
+		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: reg1},
+		&expr.Range{Op: expr.CmpOpEq, Register: reg1, FromData: binaryutil.BigEndian.PutUint16(r.First), ToData: binaryutil.BigEndian.PutUint16(r.Last)},
 	}}
 }
 

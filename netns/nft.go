@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -24,7 +25,9 @@ type table struct {
 
 	mu   sync.Mutex // one batch at a time over one connection
 	conn *nftables.Conn
-	read map[int]*nl.SocketHandle // counters are read over a socket of their own
+	sock map[int]*nl.SocketHandle // counters are read over a socket of their own
+
+	services map[string][]nftables.SetElement // of the sets that name the daemon's services
 }
 
 func openTable(plan tablePlan) (*table, error) {
@@ -38,14 +41,24 @@ func openTable(plan tablePlan) (*table, error) {
 	}
 	return &table{
 		plan: plan, conn: conn,
-		read: map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}},
+		sock: map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}},
 	}, nil
+}
+
+// reopen forgets what was queued and not sent.
+func (t *table) reopen() error {
+	err := t.conn.CloseLasting()
+	conn, openErr := nftables.New(nftables.AsLasting())
+	if openErr == nil {
+		t.conn = conn
+	}
+	return errors.Join(err, openErr)
 }
 
 func (t *table) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.read[unix.NETLINK_NETFILTER].Close()
+	t.sock[unix.NETLINK_NETFILTER].Close()
 	return t.conn.CloseLasting()
 }
 
@@ -55,19 +68,24 @@ func kernelTable() *nftables.Table {
 
 func (s setPlan) kernel() *nftables.Set {
 	return &nftables.Set{
-		Table: kernelTable(), Name: s.name, KeyType: s.key, Concatenation: s.concat,
-		Interval: s.interval, Counter: s.counter, Dynamic: s.dynamic,
+		Table: kernelTable(), Name: s.name, KeyType: s.key, DataType: s.value, IsMap: s.isMap(), Concatenation: s.concat,
+		Interval: s.interval, HasTimeout: s.timeout, Counter: s.counter, Dynamic: s.dynamic,
 	}
 }
 
-// same reports whether the kernel's set can go on serving as s.
+// same reports whether the kernel's set can go on serving as s. (Of a map of
+// verdicts the library reads no key type.)
 func (s setPlan) same(k *nftables.Set) bool {
-	return k.KeyType.Bytes == s.key.Bytes && k.Interval == s.interval && k.Dynamic == s.dynamic && !k.IsMap
+	if s.isMap() != k.IsMap || s.interval != k.Interval || s.dynamic != k.Dynamic {
+		return false
+	}
+	return s.value.Name == nftables.TypeVerdict.Name || s.key.Bytes == k.KeyType.Bytes && s.value.Bytes == k.DataType.Bytes
 }
 
 // install makes the table as planned in one transaction: at no moment do
-// sandboxes run without rules. Sets of single links that already fit are kept
-// with their elements and counters; everything else is made anew.
+// sandboxes run without rules. Sets that outlive the daemon are kept with
+// their elements and counters where they fit, as are the chains and sets of
+// single links; everything else is made anew.
 func (t *table) install() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,14 +94,12 @@ func (t *table) install() error {
 		return err
 	}
 	tbl := t.conn.AddTable(kernelTable())
-	if len(oldChains) > 0 || len(oldSets) > 0 {
-		t.conn.FlushTable(tbl)
-	}
-	for _, c := range oldChains {
-		t.conn.DelChain(c)
-	}
+	t.clear(tbl, oldChains)
 	kept := map[string]bool{}
 	for _, k := range oldSets {
+		if _, owned := ownedBy(k.Name); owned {
+			continue
+		}
 		i := slices.IndexFunc(t.plan.sets, func(s setPlan) bool { return s.name == k.Name })
 		if i >= 0 && t.plan.sets[i].lasting && t.plan.sets[i].same(k) {
 			kept[k.Name] = true
@@ -95,22 +111,44 @@ func (t *table) install() error {
 		if kept[s.name] {
 			continue
 		}
-		if err := t.conn.AddSet(s.kernel(), t.plan.fixed(s.name)); err != nil {
+		if err := t.conn.AddSet(s.kernel(), slices.Concat(s.elements, t.services[s.name])); err != nil {
 			return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
 		}
 	}
-	for _, c := range t.plan.chains {
-		t.conn.AddChain(c.kernel(tbl))
-	}
-	for _, c := range t.plan.chains {
-		for _, r := range c.rules {
-			t.conn.AddRule(&nftables.Rule{Table: tbl, Chain: c.kernel(tbl), Exprs: r.exprs})
-		}
-	}
+	t.addChains(t.plan.chains)
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("installing nf_tables table inet %s: %w", tableName, err)
 	}
 	return nil
+}
+
+// clear empties the chains that were there, and deletes those with a hook,
+// which may have changed, and those not planned any more. Others may be named
+// by rules of single links.
+func (t *table) clear(tbl *nftables.Table, old []*nftables.Chain) {
+	for _, c := range old {
+		if _, owned := ownedBy(c.Name); !owned {
+			t.conn.FlushChain(&nftables.Chain{Table: tbl, Name: c.Name})
+		}
+	}
+	for _, c := range old {
+		planned := slices.ContainsFunc(t.plan.chains, func(p chainPlan) bool { return p.name == c.Name && p.hook == nil })
+		if _, owned := ownedBy(c.Name); !owned && (c.Hooknum != nil || !planned) {
+			t.conn.DelChain(c)
+		}
+	}
+}
+
+func (t *table) addChains(chains []chainPlan) {
+	tbl := kernelTable()
+	for _, c := range chains {
+		t.conn.AddChain(c.kernel(tbl))
+	}
+	for _, c := range chains {
+		for _, r := range c.rules {
+			t.conn.AddRule(&nftables.Rule{Table: tbl, Chain: c.kernel(tbl), Exprs: r.exprs})
+		}
+	}
 }
 
 // existing returns what a predecessor left in the table.
@@ -141,15 +179,6 @@ func (t *table) present() (bool, error) {
 	return len(chains) >= len(t.plan.chains), err
 }
 
-// fixed returns the elements of the sets that belong to no single link.
-func (p tablePlan) fixed(set string) []nftables.SetElement {
-	switch set {
-	case setPrivate:
-		return privateElements(p.private)
-	}
-	return nil
-}
-
 func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
 	out := &nftables.Chain{Table: tbl, Name: c.name}
 	if c.hook != nil {
@@ -160,50 +189,18 @@ func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
 	return out
 }
 
-// change is a set of elements to add and to remove, by set name.
-type change struct {
-	add, remove map[string][][]byte
-}
-
-func (c *change) adding(set string, key []byte) {
-	if c.add == nil {
-		c.add = map[string][][]byte{}
-	}
-	c.add[set] = append(c.add[set], key)
-}
-
-func (c *change) removing(set string, key []byte) {
-	if c.remove == nil {
-		c.remove = map[string][][]byte{}
-	}
-	c.remove[set] = append(c.remove[set], key)
-}
-
-func (c *change) empty() bool { return len(c.add) == 0 && len(c.remove) == 0 }
-
 // apply makes a change in one transaction. Adding what is there and removing
-// what is not there both succeed: nf_tables refuses to delete a missing
-// element, so each removal is preceded by an addition (which leaves an element
-// that exists, and its counter, untouched).
+// what is not there both succeed for elements: nf_tables refuses to delete a
+// missing element, so each removal is preceded by an addition (which leaves an
+// element that exists, and its counter, untouched).
 func (t *table) apply(c change) error {
 	if c.empty() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.plan.sets {
-		set := s.kernel()
-		for keys := range slices.Chunk(c.remove[s.name], chunk) {
-			elems := asElements(keys)
-			if err := errors.Join(t.conn.SetAddElements(set, elems), t.conn.SetDeleteElements(set, elems)); err != nil {
-				return fmt.Errorf("planning removals from nf_tables set %s: %w", s.name, err)
-			}
-		}
-		for keys := range slices.Chunk(c.add[s.name], chunk) {
-			if err := t.conn.SetAddElements(set, asElements(keys)); err != nil {
-				return fmt.Errorf("planning additions to nf_tables set %s: %w", s.name, err)
-			}
-		}
+	if err := t.queue(c); err != nil { // cannot be: keys are of our own making
+		return errors.Join(err, t.reopen())
 	}
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("changing table inet %s: %w", tableName, err)
@@ -211,27 +208,193 @@ func (t *table) apply(c change) error {
 	return nil
 }
 
-func asElements(keys [][]byte) []nftables.SetElement {
-	out := make([]nftables.SetElement, len(keys))
-	for i, k := range keys {
-		out[i].Key = k
+func (t *table) queue(c change) error {
+	tbl := kernelTable()
+	err := t.elements(c.remove, func(s *nftables.Set, e []nftables.SetElement) error {
+		return errors.Join(t.conn.SetAddElements(s, e), t.conn.SetDeleteElements(s, e))
+	})
+	for _, name := range c.dropChains {
+		chain := &nftables.Chain{Table: tbl, Name: name}
+		t.conn.FlushChain(chain)
+		t.conn.DelChain(chain)
 	}
-	return out
+	for _, name := range c.dropSets {
+		t.conn.DelSet(&nftables.Set{Table: tbl, Name: name})
+	}
+	for _, s := range c.makeSets {
+		err = errors.Join(err, t.makeSet(s))
+	}
+	t.addChains(c.makeChains)
+	err = errors.Join(err, t.elements(c.add, t.conn.SetAddElements))
+	for _, p := range c.pins {
+		err = errors.Join(err, t.pin(p))
+	}
+	return err
 }
 
-// keys returns every key of a set.
-func (t *table) keys(set string) ([][]byte, error) {
+// pin queues a change of pins. A time-out can only be changed by making the
+// element anew, and one that is to go may just have gone.
+func (t *table) pin(p pinChange) error {
+	s := p.set.kernel()
+	var err error
+	for part := range slices.Chunk(slices.Concat(p.drop, p.again), chunk) {
+		err = errors.Join(err, t.conn.SetAddElements(s, part), t.conn.SetDeleteElements(s, part))
+	}
+	for part := range slices.Chunk(slices.Concat(p.again, p.fresh), chunk) {
+		err = errors.Join(err, t.conn.SetAddElements(s, part))
+	}
+	return err
+}
+
+// redirect replaces the elements of the sets that tell of services.
+func (t *table) redirect(services map[string][]nftables.SetElement) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.services = services
+	for _, s := range t.plan.sets {
+		elems, ok := services[s.name]
+		if !ok {
+			continue
+		}
+		t.conn.FlushSet(s.kernel())
+		if len(elems) > 0 {
+			if err := t.conn.SetAddElements(s.kernel(), elems); err != nil {
+				return fmt.Errorf("planning nf_tables set %s: %w", s.name, errors.Join(err, t.reopen()))
+			}
+		}
+	}
+	return t.conn.Flush()
+}
+
+func (t *table) makeSet(s setPlan) error {
+	k := s.kernel()
+	if err := t.conn.AddSet(k, nil); err != nil {
+		return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
+	}
+	for part := range slices.Chunk(s.elements, chunk) {
+		if err := t.conn.SetAddElements(k, part); err != nil {
+			return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// elements does something with elements, set by set.
+func (t *table) elements(all []element, do func(*nftables.Set, []nftables.SetElement) error) error {
+	by := map[string][]nftables.SetElement{}
+	for _, s := range t.plan.sets {
+		for _, e := range all {
+			if e.set == s.name {
+				by[s.name] = append(by[s.name], e.kernel(s))
+			}
+		}
+		for part := range slices.Chunk(by[s.name], chunk) {
+			if err := do(s.kernel(), part); err != nil {
+				return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// read returns all that the table holds of single links, by link.
+func (t *table) read() (map[string]held, error) {
+	out := map[string]held{}
+	for _, s := range t.plan.sets {
+		if !s.lasting || s.name == setUplinks || s.name == setMembers {
+			continue
+		}
+		elems, err := t.list(s.name)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range elems {
+			e := element{set: s.name, key: string(k.Key), value: string(k.Val)}
+			if s.value.Name == nftables.TypeVerdict.Name {
+				e.value = verdictChain(k.Val)
+			}
+			h := out[linkOf(k.Key)]
+			h.elements = append(h.elements, e)
+			if s.name == setGenerations && len(k.Val) == 4 {
+				h.generation = binary.NativeEndian.Uint32(k.Val)
+			}
+			out[linkOf(k.Key)] = h
+		}
+	}
+	t.mu.Lock()
+	sets, chains, err := t.existing()
+	t.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sets {
+		if link, ok := ownedBy(s.Name); ok {
+			h := out[link]
+			h.sets = append(h.sets, s.Name)
+			out[link] = h
+		}
+	}
+	for _, c := range chains {
+		if link, ok := ownedBy(c.Name); ok {
+			h := out[link]
+			h.chains = append(h.chains, c.Name)
+			out[link] = h
+		}
+	}
+	return out, t.readMembers(out)
+}
+
+// readMembers adds the members of groups, which are known by their address.
+func (t *table) readMembers(links map[string]held) error {
+	elems, err := t.list(setMembers)
+	if err != nil {
+		return err
+	}
+	by := map[netip.Addr]string{}
+	for link, h := range links {
+		for _, e := range h.elements {
+			if e.set == setSources {
+				_, addr := splitSource([]byte(e.key))
+				by[addr] = link
+			}
+		}
+	}
+	for _, k := range elems {
+		if len(k.Key) != 8 {
+			continue
+		}
+		link := by[netip.AddrFrom4([4]byte(k.Key[4:]))] // "" of nobody's
+		h := links[link]
+		h.elements = append(h.elements, element{set: setMembers, key: string(k.Key)})
+		links[link] = h
+	}
+	return nil
+}
+
+// verdictChain is the chain a verdict leads to.
+func verdictChain(b []byte) string {
+	chain, _ := attribute(b, unix.NFTA_VERDICT_CHAIN)
+	return unix.ByteSliceToString(chain)
+}
+
+func (t *table) list(set string) ([]nftables.SetElement, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	elems, err := t.conn.GetSetElements(&nftables.Set{Table: kernelTable(), Name: set})
 	if err != nil {
 		return nil, fmt.Errorf("reading set %s of table inet %s: %w", set, tableName, err)
 	}
+	return elems, nil
+}
+
+// keys returns every key of a set.
+func (t *table) keys(set string) ([][]byte, error) {
+	elems, err := t.list(set)
 	out := make([][]byte, len(elems))
 	for i, e := range elems {
 		out[i] = e.Key
 	}
-	return out, nil
+	return out, err
 }
 
 // Attributes of nf_tables messages that x/sys/unix does not name
@@ -241,7 +404,7 @@ const nftaSetElemExpr = unix.NFTA_SET_ELEM_EXPR
 // count reads one element's counter; false when there is no such element.
 func (t *table) count(set string, key []byte) (packets, bytes uint64, ok bool, err error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0)
-	req.Sockets = t.read
+	req.Sockets = t.sock
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: unix.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(tableName)))
 	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))

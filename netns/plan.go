@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,9 +8,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // This file is the plan: which table the kernel should hold, as values. It
@@ -24,23 +20,28 @@ const tableName = "sandboxd"
 // and the host's own firewall, which usually sits at 0, both may drop and
 // neither can overrule the other's drop.
 const (
-	prioritySource  = -300 // raw: before connection tracking, so forged packets leave no trace there
-	priorityLocal   = -150 // mangle: tracking known, destination NAT (-100) not done yet
-	priorityFilter  = -10  // just before the host's filter chains
-	priorityMasq    = 100  // srcnat
-	flowsPerSandbox = 8192 // tracked connections; the host's table has room for 65,536 and more
+	prioritySource   = -300 // raw: before connection tracking, so forged packets leave no trace there
+	priorityLocal    = -150 // mangle: tracking known, destination NAT (-100) not done yet
+	priorityRedirect = -105 // just before the host's own dstnat
+	priorityFilter   = -10  // just before the host's filter chains
+	priorityPassed   = -9   // what they let through
+	priorityMasq     = 100  // srcnat
+	flowsPerSandbox  = 8192 // tracked connections; the host's table has room for 65,536 and more
 )
 
-// setPlan is one named set.
+// setPlan is one named set, or map where it has values.
 type setPlan struct {
 	name     string
 	what     string // for people
 	key      nftables.SetDatatype
+	value    nftables.SetDatatype // of a map
 	concat   bool
 	interval bool
+	timeout  bool
 	counter  bool
 	dynamic  bool
 	lasting  bool // its elements outlive the daemon that made them
+	elements []nftables.SetElement
 }
 
 // chainPlan is one chain; base chains have a hook.
@@ -59,27 +60,51 @@ type rulePlan struct {
 	exprs []expr.Any
 }
 
-// tablePlan is everything in the table except the elements of single links.
+// tablePlan is everything in the table except what belongs to single links.
 type tablePlan struct {
+	gateway netip.Addr
 	sets    []setPlan
 	chains  []chainPlan
-	private []netip.Prefix
+	closed  []addrRange // nobody's, whatever a policy says
+	private []addrRange // not the public internet: only where an allow rule names it
+	salt    string      // of the marks of policies
 }
 
 var (
-	typeSource = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
+	typeSource  = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
+	typeMarked  = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)
+	typeService = nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService)
+	typeDoor    = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)
+	typeMember  = nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeIPAddr)
 )
 
-// The names of the sets.
+// The names of the sets and maps.
 const (
-	setSources  = "sources"
-	setOpen     = "open"
-	setSent     = "sent"
-	setReceived = "received"
-	setDropped  = "dropped"
-	setFlows    = "flows"
-	setPrivate  = "private"
-	setUplinks  = "uplinks"
+	setSources     = "sources"
+	setConnected   = "connected"
+	setOpen        = "open"
+	setGated       = "gated"
+	setGenerations = "generations"
+	setGranted     = "granted"
+	setDenied      = "denied"
+	setAllowed     = "allowed"
+	setLimited     = "limited"
+	setGroups      = "groups"
+	setMembers     = "members"
+	setSent        = "sent"
+	setReceived    = "received"
+	setDropped     = "dropped"
+	setFlows       = "flows"
+	setClosed      = "closed"
+	setPrivate     = "private"
+	setNames       = "names"
+	setWeb         = "web"
+	setDoors       = "doors"
+	setResolver    = "resolver"
+	setServices    = "services"
+	setGate        = "gate"
+	setGates       = "gates"
+	setUplinks     = "uplinks"
 )
 
 // special lists the IPv4 ranges that are not the public internet: IANA's
@@ -103,85 +128,177 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("240.0.0.0/4"),
 }
 
-// privateRanges returns the ranges closed to sandboxes: the special ones and
-// more, without overlaps (an interval set refuses them).
-func privateRanges(more ...netip.Prefix) []netip.Prefix {
-	all := append(slices.Clone(special), more...)
-	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	var out []netip.Prefix
-	for _, p := range all {
-		if !slices.ContainsFunc(out, p.Overlaps) {
-			out = append(out, p.Masked())
-		}
+// planTable plans the table for a pool, the ranges the operator closes to all
+// sandboxes, and the private ones that allow rules may name.
+func planTable(pool netip.Prefix, deny, admit []netip.Prefix) tablePlan {
+	notPublic := append(rangesOf(special), rangesOf(append(slices.Clone(deny), pool))...)
+	t := tablePlan{
+		gateway: gateway(pool),
+		private: merge(notPublic),
+		// A pool cannot be admitted: it is the sandboxes' own.
+		closed: merge(append(subtract(merge(notPublic), rangesOf(admit)), rangesOf(append(slices.Clone(deny), pool))...)),
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return out
+	t.salt = fmt.Sprint(planVersion, t.gateway, t.closed, t.private)
+	t.sets, t.chains = planSets(t), planChains(t.gateway)
+	return t
 }
 
-// planTable plans the table for a pool and the further ranges sandboxes may
-// not reach.
-func planTable(pool netip.Prefix, deny []netip.Prefix) tablePlan {
-	return tablePlan{
-		sets:    planSets(),
-		chains:  planChains(),
-		private: privateRanges(append(slices.Clone(deny), pool)...),
-	}
-}
+// planVersion changes when what is made of one link's policy does: then it is
+// made anew.
+const planVersion = 1
 
-func planSets() []setPlan {
+// The daemon's services are asked on these ports.
+const (
+	portDNS   = 53
+	portDoT   = 853
+	portHTTP  = 80
+	portHTTPS = 443
+)
+
+func planSets(t tablePlan) []setPlan {
+	link := nftables.TypeIFName
 	return []setPlan{
 		{name: setSources, what: "each link with the one address it may send from", key: typeSource, concat: true, lasting: true},
-		{name: setOpen, what: "links whose policy is open", key: nftables.TypeIFName, lasting: true},
-		{name: setSent, what: "packets and bytes a sandbox sent and we let through", key: nftables.TypeIFName, counter: true, lasting: true},
-		{name: setReceived, what: "packets and bytes a sandbox received", key: nftables.TypeIFName, counter: true, lasting: true},
-		{name: setDropped, what: "packets refused by policy", key: nftables.TypeIFName, counter: true, lasting: true},
-		{name: setFlows, what: "links with their tracked connections", key: nftables.TypeIFName, dynamic: true, lasting: true},
-		{name: setPrivate, what: "ranges that are not the public internet", key: nftables.TypeIPAddr, interval: true},
-		{name: setUplinks, what: "interfaces the daemon made forward", key: nftables.TypeIFName, lasting: true},
+		{name: setConnected, what: "links whose policy is not off", key: link, lasting: true},
+		{name: setOpen, what: "links whose policy is open", key: link, lasting: true},
+		{name: setGated, what: "links whose web traffic goes through the daemon's gate", key: link, lasting: true},
+		{name: setGenerations, what: "the mark of each link's policy", key: link, value: nftables.TypeMark, lasting: true},
+		{name: setGranted, what: "links with the mark of flows that their present policy granted", key: typeMarked, concat: true, lasting: true},
+		{name: setDenied, what: "links with a deny list", key: link, value: nftables.TypeVerdict, lasting: true},
+		{name: setAllowed, what: "links with an allow list", key: link, value: nftables.TypeVerdict, lasting: true},
+		{name: setLimited, what: "links with limits of their own", key: link, value: nftables.TypeVerdict, lasting: true},
+		{name: setGroups, what: "links that share a network", key: link, value: nftables.TypeMark, lasting: true},
+		{name: setMembers, what: "the addresses in each shared network", key: typeMember, concat: true, lasting: true},
+		{name: setSent, what: "packets and bytes a sandbox sent and we let through", key: link, counter: true, lasting: true},
+		{name: setReceived, what: "packets and bytes a sandbox received", key: link, counter: true, lasting: true},
+		{name: setDropped, what: "packets refused by policy", key: link, counter: true, lasting: true},
+		{name: setFlows, what: "links with their tracked connections", key: link, dynamic: true, lasting: true},
+		{name: setClosed, what: "ranges that no sandbox reaches", key: nftables.TypeIPAddr, interval: true, elements: rangeElements(t.closed)},
+		{name: setPrivate, what: "ranges that are not the public internet", key: nftables.TypeIPAddr, interval: true, elements: rangeElements(t.private)},
+		{name: setNames, what: "where names are asked for: not past the daemon", key: typeService, concat: true, elements: services(portDNS, portDoT)},
+		{name: setWeb, what: "where the web is", key: typeService, concat: true, elements: services(portHTTP, portHTTPS)},
+		{name: setDoors, what: "what of the host is open to sandboxes", key: typeDoor, concat: true, elements: doors(t.gateway, portDNS)},
+		{name: setServices, what: "the ports of the gateway, and where their services listen", key: typeService, value: nftables.TypeInetService, concat: true},
+		{name: setResolver, what: "where the daemon's resolver listens", key: typeDoor, concat: true},
+		{name: setGates, what: "the ports of the web, and where the gate listens", key: typeService, value: nftables.TypeInetService, concat: true},
+		{name: setGate, what: "where the gate listens", key: typeDoor, concat: true},
+		{name: setUplinks, what: "interfaces the daemon made forward", key: link, lasting: true},
 	}
 }
 
-func planChains() []chainPlan {
-	filter := nftables.ChainTypeFilter
+// judgement is how a packet of a flow that the present policy has not granted
+// is judged, by what the flow was begun with: link loads the sandbox's link.
+// Who comes to its end may pass.
+func judgement(link part) []rulePlan {
+	return []rulePlan{
+		rule(toward, in(setClosed), jump("prohibited")),
+		rule(service, in(setNames), jump("prohibited")),
+		rule(link, in(setGated), service, in(setWeb), jump("prohibited")),
+		rule(link, vmap(setDenied)),
+		rule(link, vmap(setAllowed)),
+		rule(link, notIn(setOpen), jump("prohibited")),
+		rule(toward, in(setPrivate), jump("prohibited")),
+		rule(accept),
+	}
+}
+
+func planChains(gateway netip.Addr) []chainPlan {
+	return slices.Concat(planVerdicts(), planForward(), planLocal(gateway))
+}
+
+// planVerdicts are the chains in which packets end that may not pass.
+func planVerdicts() []chainPlan {
 	return []chainPlan{
-		{
-			name: "refused", what: "from a sandbox, without an answer",
-			rules: []rulePlan{rule(iifname, in(setDropped), drop), rule(drop)},
-		},
-		{
-			name: "prohibited", what: "from a sandbox, told so at once: a connect fails instead of hanging",
-			rules: []rulePlan{rule(iifname, in(setDropped), prohibit), rule(drop)},
-		},
 		{
 			name: "unasked", what: "to a sandbox that did not ask",
 			rules: []rulePlan{rule(oifname, in(setDropped), drop), rule(drop)},
 		},
 		{
-			name: "sent", what: "let out and counted",
-			rules: []rulePlan{rule(iifname, in(setSent), accept), rule(jump("refused"))},
+			name: "refused", what: "from a sandbox, without an answer",
+			rules: []rulePlan{rule(iifname, in(setDropped), drop), rule(drop)},
 		},
 		{
-			name: "received", what: "let in and counted",
-			rules: []rulePlan{rule(oifname, in(setReceived), accept), rule(drop)},
+			name: "prohibited", what: "from a sandbox, told so at once: a connect fails instead of hanging, a connection ends",
+			rules: []rulePlan{
+				rule(notFromSandbox, jump("unasked")),
+				rule(goingOn, iifname, in(setDropped), reset),
+				rule(iifname, in(setDropped), prohibit),
+				rule(drop),
+			},
 		},
+	}
+}
+
+// planForward are the chains of what passes through the host.
+func planForward() []chainPlan {
+	filter := nftables.ChainTypeFilter
+	return []chainPlan{
 		{
 			name: "outbound", what: "sandbox to anywhere but the host",
+			rules: append([]rulePlan{
+				rule(toSandbox, jump("between")),
+				rule(state("established,new", stateEstablished|stateNew), inMark, in(setGranted), accept),
+				rule(daddr, in(setClosed), jump("prohibited")), // behind a NAT of the host's own, too
+			}, judgement(iifname)...),
+		},
+		{
+			name: "between", what: "sandbox to sandbox: of one group only",
+			rules: []rulePlan{rule(fellow, at(regWord4, setMembers), jump("fellows")), rule(jump("prohibited"))},
+		},
+		{
+			name: "fellows", what: "within a group, what who began it does not deny itself",
 			rules: []rulePlan{
-				rule(toSandbox, jump("prohibited")),
-				rule(iifname, notIn(setOpen), jump("prohibited")),
-				rule(daddr, in(setPrivate), jump("prohibited")),
-				rule(jump("sent")),
+				rule(original, iifname, vmap(setDenied)),
+				rule(reply, oifname, vmap(setDenied)),
+				rule(accept),
 			},
 		},
 		{
 			name: "inbound", what: "anywhere but the host to a sandbox: answers only",
 			rules: []rulePlan{
-				rule(oifname, notIn(setOpen), jump("unasked")),
-				rule(reply, state("established", stateEstablished), jump("received")),
-				rule(reply, state("related", stateRelated), icmp, jump("received")),
+				rule(original, jump("unasked")),
+				rule(state("established", stateEstablished), jump("answer")),
+				rule(state("related", stateRelated), icmp, jump("answer")),
 				rule(jump("unasked")),
 			},
 		},
+		{
+			name: "answer", what: "to what a sandbox began",
+			rules: append([]rulePlan{rule(outMark, in(setGranted), accept)}, judgement(oifname)...),
+		},
+		{
+			name: "forward", what: "through the host", kind: filter,
+			hook: nftables.ChainHookForward, priority: priorityFilter,
+			rules: []rulePlan{
+				rule(fromSandbox, jump("outbound")),
+				rule(toSandbox, jump("inbound")),
+				rule(iifname, in(setUplinks), drop),
+			},
+		},
+		{
+			name: "passed", what: "what may pass: counted, and its flow marked as granted", kind: filter,
+			hook: nftables.ChainHookForward, priority: priorityPassed,
+			rules: []rulePlan{
+				rule(toSandbox, oifname, in(setReceived)),
+				rule(notFromSandbox, ret),
+				rule(iifname, in(setSent)),
+				rule(toSandbox, ret),
+				rule(markFlow),
+			},
+		},
+		{
+			name: "masquerade", what: "leave with the host's address", kind: nftables.ChainTypeNAT,
+			hook: nftables.ChainHookPostrouting, priority: priorityMasq,
+			rules: []rulePlan{rule(fromSandbox, notToSandbox, masquerade)},
+		},
+	}
+}
+
+// planLocal are the chains of what every packet meets first, and of what is
+// for the host or from it.
+func planLocal(gateway netip.Addr) []chainPlan {
+	filter := nftables.ChainTypeFilter
+	return []chainPlan{
 		{
 			name: "source", what: "IPv6 and forged sources end here", kind: filter,
 			hook: nftables.ChainHookPrerouting, priority: prioritySource,
@@ -194,42 +311,47 @@ func planChains() []chainPlan {
 			},
 		},
 		{
-			name: "local", what: "the host's addresses, before any NAT can hide them", kind: filter,
+			name: "local", what: "limits, and the host's addresses before any NAT can hide them", kind: filter,
 			hook: nftables.ChainHookPrerouting, priority: priorityLocal,
 			rules: []rulePlan{
 				rule(notFromSandbox, ret),
 				rule(state("invalid,untracked", stateInvalid|stateUntracked), jump("refused")),
-				rule(state("new", stateNew), notUnicast, jump("refused")),
-				rule(state("new", stateNew), overFlows(flowsPerSandbox), jump("refused")),
+				rule(iifname, vmap(setLimited)),
+				rule(notNew, ret),
+				rule(overFlows(flowsPerSandbox), jump("refused")),
+				rule(door, in(setDoors), ret),
+				rule(notUnicast, jump("refused")),
 			},
 		},
 		{
-			name: "input", what: "sandbox to host: only answers to what the host began", kind: filter,
+			name: "redirect", what: "to the daemon's own services", kind: nftables.ChainTypeNAT,
+			hook: nftables.ChainHookPrerouting, priority: priorityRedirect,
+			rules: []rulePlan{
+				rule(notFromSandbox, ret),
+				rule(toAddr(gateway), deliver(gateway, setServices)),
+				rule(fellow, at(regWord4, setMembers), ret),
+				rule(iifname, in(setGated), deliver(gateway, setGates)),
+			},
+		},
+		{
+			name: "input", what: "sandbox to host: the daemon's services, and answers to what the host began", kind: filter,
 			hook: nftables.ChainHookInput, priority: priorityFilter,
 			rules: []rulePlan{
 				rule(notFromSandbox, ret),
 				rule(reply, state("established,related", stateEstablished|stateRelated), iifname, in(setSent), accept),
-				rule(jump("refused")),
+				rule(iifname, in(setConnected), door, in(setResolver), jump("served")),
+				rule(iifname, in(setGated), door, in(setGate), jump("served")),
+				rule(jump("prohibited")),
 			},
 		},
 		{
-			name: "forward", what: "through the host", kind: filter,
-			hook: nftables.ChainHookForward, priority: priorityFilter,
-			rules: []rulePlan{
-				rule(fromSandbox, jump("outbound")),
-				rule(toSandbox, jump("inbound")),
-				rule(iifname, in(setUplinks), drop),
-			},
+			name: "served", what: "by the door, not past it",
+			rules: []rulePlan{rule(translated, iifname, in(setSent), accept), rule(jump("refused"))},
 		},
 		{
 			name: "output", what: "host to sandbox: counted", kind: filter,
 			hook: nftables.ChainHookOutput, priority: priorityFilter,
 			rules: []rulePlan{rule(notToSandbox, ret), rule(oifname, in(setReceived), accept)},
-		},
-		{
-			name: "masquerade", what: "leave with the host's address", kind: nftables.ChainTypeNAT,
-			hook: nftables.ChainHookPostrouting, priority: priorityMasq,
-			rules: []rulePlan{rule(fromSandbox, notToSandbox, masquerade)},
 		},
 	}
 }
@@ -240,7 +362,7 @@ func (t tablePlan) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", tableName)
 	for _, s := range t.sets {
-		fmt.Fprintf(&b, "  set %s { type %s%s }\n    # %s\n", s.name, s.key.Name, s.flags(), s.what)
+		b.WriteString(s.Text())
 	}
 	for _, c := range t.chains {
 		fmt.Fprintf(&b, "  chain %s { # %s\n", c.name, c.what)
@@ -256,10 +378,24 @@ func (t tablePlan) Text() string {
 	return b.String()
 }
 
+// Text returns the set in nft's language.
+func (s setPlan) Text() string {
+	kind, value := "set", ""
+	if s.isMap() {
+		kind, value = "map", " : "+s.value.Name
+	}
+	return fmt.Sprintf("  %s %s { type %s%s%s }\n    # %s\n", kind, s.name, s.key.Name, value, s.flags(), s.what)
+}
+
+func (s setPlan) isMap() bool { return s.value.Name != "" }
+
 func (s setPlan) flags() string {
 	var b strings.Builder
 	if s.interval {
 		b.WriteString("; flags interval")
+	}
+	if s.timeout {
+		b.WriteString("; flags timeout")
 	}
 	if s.dynamic {
 		b.WriteString("; flags dynamic")
@@ -276,67 +412,4 @@ var hookNames = map[nftables.ChainHook]string{
 	*nftables.ChainHookForward:     "forward",
 	*nftables.ChainHookOutput:      "output",
 	*nftables.ChainHookPostrouting: "postrouting",
-}
-
-// privateElements turns prefixes into the start and end marks of an interval
-// set: [start, end) with the end marked, none where it would wrap around.
-func privateElements(prefixes []netip.Prefix) []nftables.SetElement {
-	var out []nftables.SetElement
-	var zero [4]byte
-	if len(prefixes) > 0 && prefixes[0].Addr().As4() != zero {
-		out = append(out, nftables.SetElement{Key: zero[:], IntervalEnd: true})
-	}
-	for _, p := range prefixes {
-		start := p.Masked().Addr().As4()
-		out = append(out, nftables.SetElement{Key: start[:]})
-		end := uint64(binary.BigEndian.Uint32(start[:])) + 1<<(32-p.Bits())
-		if end > 0xffffffff {
-			continue
-		}
-		key := binary.BigEndian.AppendUint32(nil, uint32(end))
-		out = append(out, nftables.SetElement{Key: key, IntervalEnd: true})
-	}
-	return out
-}
-
-// linkKey is an interface name as the kernel compares it: padded to IFNAMSIZ.
-func linkKey(name string) []byte {
-	key := make([]byte, unix.IFNAMSIZ)
-	copy(key, name)
-	return key
-}
-
-// linkPlan is what one sandbox has in the sets.
-type linkPlan struct {
-	name string
-	addr netip.Addr
-	open bool
-
-	connected bool
-	title     string
-	policy    sandbox.NetworkPolicy
-}
-
-// splitSource is the reverse of a key of the set sources.
-func splitSource(key []byte) (string, netip.Addr) {
-	if len(key) != unix.IFNAMSIZ+4 {
-		return "", netip.Addr{}
-	}
-	return unix.ByteSliceToString(key[:unix.IFNAMSIZ]), netip.AddrFrom4([4]byte(key[unix.IFNAMSIZ:]))
-}
-
-// elements returns the keys one link has in each set that must hold them.
-func (l linkPlan) elements() map[string][]byte {
-	key := linkKey(l.name)
-	addr := l.addr.As4()
-	out := map[string][]byte{
-		setSources:  append(slices.Clone(key), addr[:]...),
-		setSent:     key,
-		setReceived: key,
-		setDropped:  key,
-	}
-	if l.open {
-		out[setOpen] = key
-	}
-	return out
 }

@@ -79,40 +79,44 @@ func TestLinkNames(t *testing.T) {
 	}
 }
 
-func TestPrivateRanges(t *testing.T) {
-	got := privateRanges(prefix("44.1.0.0/16"), prefix("10.213.0.0/16"), prefix("9.9.9.77/24"))
-	for i, p := range got {
-		for _, q := range got[i+1:] {
-			if p.Overlaps(q) {
-				t.Errorf("%s and %s overlap", p, q)
+func TestRanges(t *testing.T) {
+	plan := planTable(prefix("44.1.0.0/16"), []netip.Prefix{prefix("9.9.9.77/24"), prefix("10.9.0.0/16")}, []netip.Prefix{prefix("10.0.0.0/8"), prefix("44.1.0.0/24")})
+	for _, ranges := range [][]addrRange{plan.private, plan.closed} {
+		for i, p := range ranges[1:] {
+			if p.first <= ranges[i].last+1 {
+				t.Errorf("%s and %s overlap or touch", ranges[i], p)
 			}
 		}
-	}
-	in := func(addr string) bool {
-		return slices.ContainsFunc(got, func(p netip.Prefix) bool { return p.Contains(netipAddr(addr)) })
 	}
 	for _, a := range []string{
 		"0.0.0.1", "10.1.2.3", "44.1.0.9", "9.9.9.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255",
 		"192.0.0.8", "192.168.1.1", "198.18.0.1", "198.19.255.255", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
 	} {
-		if !in(a) {
-			t.Errorf("%s is open", a)
+		if !anyContains(plan.private, netipAddr(a)) {
+			t.Errorf("%s counts as public", a)
+		}
+		// Admitted, but neither what the operator denies nor the pool.
+		if admitted := a == "10.1.2.3"; anyContains(plan.closed, netipAddr(a)) == admitted {
+			t.Errorf("%s: closed %v", a, !admitted)
 		}
 	}
+	if !anyContains(plan.closed, netipAddr("10.9.1.1")) {
+		t.Error("what the operator denies is admitted")
+	}
 	for _, a := range []string{"1.1.1.1", "8.8.8.8", "9.9.10.1", "44.2.0.1", "93.184.216.34", "100.63.255.255", "100.128.0.0", "172.15.0.1", "172.32.0.1", "192.0.1.1", "198.17.0.1", "198.20.0.0", "223.255.255.255"} {
-		if in(a) {
+		if anyContains(plan.private, netipAddr(a)) || anyContains(plan.closed, netipAddr(a)) {
 			t.Errorf("%s is closed", a)
 		}
 	}
 }
 
-func TestPrivateElements(t *testing.T) {
+func TestRangeElements(t *testing.T) {
 	type mark struct {
 		key string
 		end bool
 	}
 	var got []mark
-	for _, e := range privateElements([]netip.Prefix{prefix("10.0.0.0/8"), prefix("224.0.0.0/4"), prefix("240.0.0.0/4")}) {
+	for _, e := range rangeElements(merge(rangesOf([]netip.Prefix{prefix("10.0.0.0/8"), prefix("224.0.0.0/4"), prefix("240.0.0.0/4")}))) {
 		a, _ := netip.AddrFromSlice(e.Key)
 		got = append(got, mark{a.String(), e.IntervalEnd})
 	}
@@ -120,9 +124,7 @@ func TestPrivateElements(t *testing.T) {
 		{"0.0.0.0", true},
 		{"10.0.0.0", false},
 		{"11.0.0.0", true},
-		{"224.0.0.0", false},
-		{"240.0.0.0", true},
-		{"240.0.0.0", false}, // to the end: nothing can mark it
+		{"224.0.0.0", false}, // to the end: nothing can mark it
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(mark{})); d != "" {
 		t.Error(d)
@@ -130,8 +132,8 @@ func TestPrivateElements(t *testing.T) {
 }
 
 func TestEveryNameInThePlanExists(t *testing.T) {
-	p := planTable(DefaultPool, nil)
-	text := p.Text()
+	p := planTable(DefaultPool, nil, nil)
+	text := strings.ReplaceAll(p.Text(), "map @", "@")
 	for word := range strings.FieldsSeq(text) {
 		name, isSet := strings.CutPrefix(word, "@")
 		if isSet && !slices.ContainsFunc(p.sets, func(s setPlan) bool { return s.name == name }) {
@@ -140,7 +142,7 @@ func TestEveryNameInThePlanExists(t *testing.T) {
 	}
 	for _, c := range p.chains {
 		last := c.rules[len(c.rules)-1].text
-		if c.hook == nil && !strings.Contains(last, "drop") && !strings.Contains(last, "goto") {
+		if c.hook == nil && !strings.Contains(last, "drop") && !strings.Contains(last, "goto") && last != "accept" {
 			t.Errorf("chain %s ends with %q: packets would fall through", c.name, last)
 		}
 	}
@@ -153,7 +155,7 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want strings.Builder
-	for line := range strings.Lines(planTable(DefaultPool, nil).Text()) {
+	for line := range strings.Lines(planTable(DefaultPool, nil, nil).Text()) {
 		want.WriteString("//\t" + line)
 	}
 	if !strings.Contains(string(doc), want.String()) {
@@ -161,47 +163,60 @@ func TestDocumentation(t *testing.T) {
 	}
 }
 
+func planned(t *testing.T, id, addr string, p sandbox.NetworkPolicy) linkPlan {
+	t.Helper()
+	l := linkPlan{id: sandbox.ID(id), name: "v" + id, addr: netipAddr(addr)}
+	if err := l.planPolicy(p, "salt"); err != nil {
+		t.Fatal(err)
+	}
+	if p.Group != "" {
+		l.group = 7
+	}
+	return l
+}
+
 func TestPlanRecovery(t *testing.T) {
-	a := linkPlan{name: "vsbaaaaaaaaaaaa", addr: netipAddr("10.213.0.2"), open: true}
-	b := linkPlan{name: "vsbbbbbbbbbbbbb", addr: netipAddr("10.213.0.3")}
-	holding := func(links ...linkPlan) map[string][][]byte {
-		have := map[string][][]byte{}
+	a := planned(t, "sbaaaaaaaaaaaa", "10.213.0.2", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
+	b := planned(t, "sbbbbbbbbbbbbb", "10.213.0.3", sandbox.NetworkPolicy{})
+	opened := planned(t, string(b.id), "10.213.0.3", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
+	moved := planned(t, string(a.id), "10.213.0.9", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
+	listed := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "team", Allow: []string{"8.8.8.8", "*.example.com"}, Deny: []string{"9.9.9.9"}})
+	other := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "team", Allow: []string{"8.8.4.4", "*.example.com"}, Deny: []string{"9.9.9.9"}})
+	holding := func(links ...linkPlan) map[string]held {
+		have := map[string]held{}
 		for _, l := range links {
-			for set, key := range l.elements() {
-				have[set] = append(have[set], key)
-			}
+			have[l.name] = l.held()
 		}
 		return have
 	}
-	count := func(m map[string][][]byte) (n int) {
-		for _, keys := range m {
-			n += len(keys)
-		}
-		return n
-	}
-	opened := b
-	opened.open = true
-	moved := a
-	moved.addr = netipAddr("10.213.0.9")
 	flows := holding(a)
-	flows[setFlows] = [][]byte{linkKey(a.name), linkKey(b.name)}
+	flows[a.name] = held{elements: append(flows[a.name].elements, element{set: setFlows, key: a.name}), generation: a.generation}
+	flows[b.name] = held{elements: []element{{set: setFlows, key: b.name}}}
+	torn := holding(listed)
+	torn[listed.name] = held{elements: torn[listed.name].elements, generation: listed.generation, sets: torn[listed.name].sets}
 	for _, c := range []struct {
 		name        string
 		want        []linkPlan
-		have        map[string][][]byte
+		have        map[string]held
 		add, remove int
+		made, gone  int // chains and sets of a link's own
 	}{
-		{"nothing at all", nil, nil, 0, 0},
-		{"all missing", []linkPlan{a, b}, nil, 9, 0},
-		{"all right", []linkPlan{a, b}, holding(a, b), 0, 0},
-		{"one unknown", []linkPlan{b}, holding(a, b), 0, 5},
-		{"closed meanwhile", []linkPlan{a, b}, holding(a, opened), 0, 1},
-		{"another address", []linkPlan{moved}, holding(a), 1, 1},
-		{"connections of the unknown", []linkPlan{a}, flows, 0, 1},
+		{"nothing at all", nil, nil, 0, 0, 0, 0},
+		{"all missing", []linkPlan{a, b}, nil, 12, 0, 0, 0},
+		{"all right", []linkPlan{a, b, listed}, holding(a, b, listed), 0, 0, 0, 0},
+		{"one unknown", []linkPlan{b}, holding(a, b), 0, 8, 0, 0},
+		{"closed meanwhile", []linkPlan{a, b}, holding(a, opened), 0, 4, 0, 0},
+		{"another address", []linkPlan{moved}, holding(a), 1, 1, 0, 0},
+		{"connections of the unknown", []linkPlan{a}, flows, 0, 1, 0, 0},
+		{"lists missing", []linkPlan{listed}, nil, 11, 0, 5, 0},
+		{"lists of the unknown", nil, holding(listed), 0, 11, 0, 5},
+		{"another list", []linkPlan{other}, holding(listed), 4, 4, 5, 5},
+		{"a chain gone", []linkPlan{listed}, torn, 0, 0, 5, 3},
 	} {
 		got := planRecovery(c.want, c.have)
-		if count(got.add) != c.add || count(got.remove) != c.remove {
-			t.Errorf("%s: adds %d and removes %d, want %d and %d", c.name, count(got.add), count(got.remove), c.add, c.remove)
+		made, gone := len(got.makeChains)+len(got.makeSets), len(got.dropChains)+len(got.dropSets)
+		if len(got.add) != c.add || len(got.remove) != c.remove || made != c.made || gone != c.gone {
+			t.Errorf("%s: adds %d, removes %d, makes %d, drops %d; want %d, %d, %d, %d", c.name, len(got.add), len(got.remove), made, gone, c.add, c.remove, c.made, c.gone)
 		}
 	}
 }

@@ -145,6 +145,23 @@ func (r *reaper) dropConnections() {
 	}
 }
 
+// dropServed deletes the tracked connections that began with the gateway.
+func (r *reaper) dropServed(gateway netip.Addr) {
+	r.flush.Lock()
+	defer r.flush.Unlock()
+	if _, err := r.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, connectionsTo(gateway)); err != nil {
+		r.host.log.Warn("dropping tracked connections to the daemon's services", "error", err)
+	}
+}
+
+type connectionsTo netip.Addr
+
+// MatchConntrackFlow selects flows begun towards the address.
+func (c connectionsTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
+	return dst.Unmap() == netip.Addr(c)
+}
+
 type connectionsOf map[netip.Addr]uint64
 
 // MatchConntrackFlow selects flows to or from the addresses.

@@ -1,11 +1,11 @@
 package netns
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 
@@ -29,55 +29,65 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 		}
 		want[id] = l
 	}
-	have := map[string][][]byte{}
-	for _, s := range h.table.plan.sets {
-		if !s.lasting || s.name == setUplinks {
-			continue
-		}
-		keys, err := h.table.keys(s.name)
-		if err != nil {
-			return err
-		}
-		have[s.name] = keys
-	}
-	c := planRecovery(slices.Collect(maps.Values(want)), have)
-	h.mu.Lock()
-	h.known = want
-	h.mu.Unlock()
-	if err := h.applyHealing(c); err != nil {
+	gone, err := h.recover(want)
+	if err != nil {
 		return err
 	}
-	for _, key := range c.remove[setSources] {
-		_, addr := splitSource(key)
+	for _, addr := range gone {
 		h.reap.forget(addr)
 	}
 	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
 	return errors.Join(errs...)
 }
 
-// planRecovery returns what separates the sets from what they should hold.
-func planRecovery(want []linkPlan, have map[string][][]byte) change {
-	var c change
-	right := map[string]map[string]bool{}
-	for _, l := range want {
-		for set, key := range l.elements() {
-			if right[set] == nil {
-				right[set] = map[string]bool{}
-			}
-			right[set][string(key)] = true
-			if !slices.ContainsFunc(have[set], func(k []byte) bool { return bytes.Equal(k, key) }) {
-				c.adding(set, key)
-			}
+// recover makes the table agree and returns the addresses nobody has any more.
+func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err error) {
+	h.order.Lock()
+	defer h.order.Unlock()
+	have, err := h.table.read()
+	if err != nil {
+		return nil, err
+	}
+	c := planRecovery(slices.Collect(maps.Values(want)), have)
+	h.mu.Lock()
+	h.known, h.tenants = want, map[netip.Addr]sandbox.ID{}
+	for id, l := range want {
+		h.tenants[l.addr] = id
+	}
+	h.mu.Unlock()
+	if err := h.readPins(want, have); err != nil {
+		return nil, err
+	}
+	h.pinAgain(&c)
+	maps.DeleteFunc(h.pins, func(id sandbox.ID, _ *pinned) bool { _, ok := want[id]; return !ok })
+	if err := h.applyHealing(c); err != nil {
+		return nil, err
+	}
+	h.strangers = nil
+	for _, e := range c.remove {
+		if e.set == setSources {
+			_, addr := splitSource([]byte(e.key))
+			gone = append(gone, addr)
 		}
 	}
-	for set, keys := range have {
-		for _, key := range keys {
-			if set == setFlows && right[setSent][string(key)] {
-				continue // made by packets of a sandbox that lives
-			}
-			if !right[set][string(key)] {
-				c.removing(set, key)
-			}
+	return gone, nil
+}
+
+// planRecovery returns what separates the table from what it should hold.
+func planRecovery(want []linkPlan, have map[string]held) change {
+	var c change
+	wanted := map[string]bool{}
+	for i := range want {
+		l := &want[i]
+		wanted[l.name] = true
+		from := have[l.name]
+		// Made by packets of a sandbox that lives.
+		from.elements = slices.DeleteFunc(slices.Clone(from.elements), func(e element) bool { return e.set == setFlows })
+		c.diff(from, l.held(), l)
+	}
+	for link, from := range have {
+		if !wanted[link] {
+			c.diff(from, held{}, nil)
 		}
 	}
 	return c
@@ -145,7 +155,7 @@ func (h *Host) checkUplinks() error {
 	var c change
 	if sysctlOn(filepath.Join("net/ipv4", "ip_forward")) {
 		for name := range h.uplinks {
-			c.removing(setUplinks, linkKey(name))
+			c.remove = append(c.remove, element{set: setUplinks, key: string(linkKey(name))})
 			delete(h.uplinks, name)
 		}
 	}

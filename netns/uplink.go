@@ -61,8 +61,11 @@ func (h *Host) forwardUplinkNow() error {
 	h.uplinks[name] = true
 	h.mu.Unlock()
 	var c change
-	c.adding(setUplinks, linkKey(name))
-	if err := h.applyHealing(c); err != nil { // before the switch: never a router in between
+	c.add = append(c.add, element{set: setUplinks, key: string(linkKey(name))})
+	h.order.Lock()
+	err = h.applyHealing(c)
+	h.order.Unlock()
+	if err != nil { // before the switch: never a router in between
 		return err
 	}
 	h.log.Info("made the uplink forward for sandboxes", "link", name)

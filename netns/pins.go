@@ -1,0 +1,212 @@
+package netns
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// A pin is an address that an allowed name had, for as long as the resolver
+// said. It is an element, with a time-out and the name as its comment, of a
+// set of the sandbox's own, so that the kernel forgets it by itself and the
+// next daemon finds it.
+
+const (
+	minPin   = 30 * time.Second // names that change all the time are still reached
+	maxPin   = 24 * time.Hour
+	maxPins  = 4096 // of one sandbox
+	pinSlack = time.Second
+	pinPrune = 30 * time.Second // between looks for what has expired
+)
+
+// pinned is what a sandbox has pinned; Host.order guards it.
+type pinned struct {
+	names  map[string]map[netip.Addr]time.Time // until when
+	keys   map[string]time.Time                // of the kernel's set
+	pruned time.Time
+}
+
+// pinChange adds elements to a set of pins. Those of fresh are new to it.
+type pinChange struct {
+	set          setPlan
+	drop         []nftables.SetElement
+	fresh, again []nftables.SetElement
+}
+
+// Pin permits a sandbox to reach the addresses of a name, on the ports of all
+// its allow rules that match the name, for ttl but at least half a minute. It
+// is in force on return. A name that no rule matches changes nothing, nor does
+// an address that no policy opens. Of more than 4,096 pins of a sandbox those
+// that end first make room.
+func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []netip.Addr, ttl time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	h.order.Lock()
+	defer h.order.Unlock()
+	l, ok := h.lookup(id)
+	if !ok {
+		return sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "pinning %.253q: no sandbox %s has a network", name, id)
+	}
+	tails := l.pins.tails(l.allow, name)
+	if len(tails) == 0 {
+		return nil
+	}
+	book := h.pins[id]
+	if book == nil {
+		book = &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}}
+		h.pins[id] = book
+	}
+	now := time.Now()
+	until := now.Add(min(max(ttl, minPin), maxPin))
+	p := pinChange{set: l.pinSet()}
+	for _, addr := range addrs {
+		addr = addr.Unmap()
+		if !addr.Is4() || anyContains(h.table.plan.closed, addr) {
+			continue
+		}
+		if book.names[name] == nil {
+			book.names[name] = map[netip.Addr]time.Time{}
+		}
+		if until.After(book.names[name][addr]) {
+			book.names[name][addr] = until
+		}
+		for _, t := range tails {
+			p.put(book, t.key(addr), name, until, now)
+		}
+	}
+	p.drop = book.makeRoom(now)
+	if len(p.fresh)+len(p.again)+len(p.drop) == 0 {
+		return nil
+	}
+	err := h.applyHealing(change{pins: []pinChange{p}})
+	if err != nil {
+		delete(h.pins, id) // what is in force is not known: the next one writes it again
+	}
+	return err
+}
+
+// put adds a pin unless one is there that lasts as long.
+func (p *pinChange) put(book *pinned, key []byte, name string, until, now time.Time) {
+	had, known := book.keys[string(key)]
+	if known && until.Sub(had) < pinSlack && had.After(now) {
+		return
+	}
+	book.keys[string(key)] = until
+	e := nftables.SetElement{Key: key, Timeout: until.Sub(now), Comment: name}
+	if known {
+		p.again = append(p.again, e)
+	} else {
+		p.fresh = append(p.fresh, e)
+	}
+}
+
+// makeRoom forgets what has expired, and what ends first where there are too
+// many; of these it returns the elements.
+func (b *pinned) makeRoom(now time.Time) []nftables.SetElement {
+	if len(b.keys) <= maxPins && now.Sub(b.pruned) < pinPrune {
+		return nil
+	}
+	b.pruned = now
+	maps.DeleteFunc(b.keys, func(_ string, until time.Time) bool { return !until.After(now) })
+	for name, addrs := range b.names {
+		maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
+		if len(addrs) == 0 {
+			delete(b.names, name)
+		}
+	}
+	over := len(b.keys) - maxPins
+	if over <= 0 {
+		return nil
+	}
+	keys := slices.SortedFunc(maps.Keys(b.keys), func(x, y string) int { return b.keys[x].Compare(b.keys[y]) })
+	var out []nftables.SetElement
+	for _, key := range keys[:over] {
+		delete(b.keys, key)
+		out = append(out, nftables.SetElement{Key: []byte(key)})
+	}
+	return out
+}
+
+// pinAgain puts the pins of links into the sets that a change makes anew: all
+// that their present rules still match.
+func (h *Host) pinAgain(c *change) {
+	now := time.Now()
+	for _, l := range h.links() {
+		book := h.pins[l.id]
+		if book == nil || !slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return s.name == l.own("pins") }) {
+			continue
+		}
+		p := pinChange{set: l.pinSet()}
+		book.keys = map[string]time.Time{}
+		for _, name := range slices.SortedFunc(maps.Keys(book.names), cmp.Compare) {
+			for _, t := range l.pins.tails(l.allow, name) {
+				for addr, until := range book.names[name] {
+					if until.After(now) && len(book.keys) < maxPins {
+						p.put(book, t.key(addr), name, until, now)
+					}
+				}
+			}
+		}
+		p.fresh, p.again = uniqueKeys(append(p.fresh, p.again...)), nil
+		c.pins = append(c.pins, p)
+	}
+}
+
+// uniqueKeys keeps the last of elements with one key.
+func uniqueKeys(all []nftables.SetElement) []nftables.SetElement {
+	seen := map[string]bool{}
+	var out []nftables.SetElement
+	for _, e := range slices.Backward(all) {
+		if !seen[string(e.Key)] {
+			seen[string(e.Key)] = true
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// links returns the plans of all known sandboxes.
+func (h *Host) links() []linkPlan {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Values(h.known))
+}
+
+// readPins learns the pins that an earlier daemon made.
+func (h *Host) readPins(want map[sandbox.ID]linkPlan, have map[string]held) error {
+	now := time.Now()
+	for id, l := range want {
+		set := l.own("pins")
+		if h.pins[id] != nil || !slices.Contains(have[l.name].sets, set) {
+			continue
+		}
+		elems, err := h.table.list(set)
+		if err != nil {
+			return err
+		}
+		book := &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}, pruned: now}
+		for _, e := range elems {
+			if len(e.Key) != 12 || e.Comment == "" {
+				continue
+			}
+			until := now.Add(e.Expires)
+			book.keys[string(e.Key)] = until
+			if book.names[e.Comment] == nil {
+				book.names[e.Comment] = map[netip.Addr]time.Time{}
+			}
+			book.names[e.Comment][netip.AddrFrom4([4]byte(e.Key[:4]))] = until
+		}
+		h.pins[id] = book
+	}
+	return nil
+}
