@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -135,11 +136,7 @@ func (h *house) SetPortToken(_ context.Context, id sandbox.ID, hash []byte, _ st
 func (h *house) PortTokens(context.Context) (map[sandbox.ID][]byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := map[sandbox.ID][]byte{}
-	for id, hash := range h.tokens {
-		out[id] = hash
-	}
-	return out, nil
+	return maps.Clone(h.tokens), nil
 }
 
 // open starts an ingress of a house.

@@ -100,12 +100,15 @@ func rewrite(p *httputil.ProxyRequest) {
 		}
 	}
 	p.Out.Header.Del(tokenHeader)
-	if to.trusted { // what the client says of those before it holds
-		p.Out.Header["X-Forwarded-For"] = p.In.Header["X-Forwarded-For"]
-	}
-	proto := p.In.Header.Get("X-Forwarded-Proto")
 	p.SetXForwarded()
-	if to.trusted && (proto == "http" || proto == "https") {
+	if !to.trusted {
+		return
+	}
+	// What the client says of those before it holds; it has no address itself.
+	if before := p.In.Header.Values("X-Forwarded-For"); len(before) > 0 {
+		p.Out.Header["X-Forwarded-For"] = before
+	}
+	if proto := p.In.Header.Get("X-Forwarded-Proto"); proto == "http" || proto == "https" {
 		p.Out.Header.Set("X-Forwarded-Proto", proto)
 	}
 }
@@ -281,7 +284,7 @@ func refuse(w http.ResponseWriter, req *http.Request) {
 func enter(w http.ResponseWriter, req *http.Request, token string) {
 	http.SetCookie(w, &http.Cookie{
 		Name: tokenCookie, Value: token, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode,
-		Secure: req.TLS != nil || req.Header.Get("X-Forwarded-Proto") == "https",
+		Secure: req.Header.Get("X-Forwarded-Proto") == "https",
 	})
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -67,8 +68,13 @@ func (d *daemon) serve(t testing.TB, ref string, args ...string) {
 			t.Fatal(err)
 		}
 	}
-	p, err := d.Exec(t.Context(), ref, sandbox.ProcessSpec{Argv: append([]string{path}, args...)})
-	if err != nil {
+	var p sandbox.ProcessIO
+	var err error
+	// A process being forked when the file was written has it open for another moment.
+	if !testenv.Within(10*time.Second, func() bool {
+		p, err = d.Exec(t.Context(), ref, sandbox.ProcessSpec{Argv: append([]string{path}, args...)})
+		return sandbox.CodeOf(err) != "command_not_executable"
+	}) || err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close() // it goes on
@@ -131,9 +137,7 @@ func fetch(t testing.TB, c *http.Client, method, url string, header http.Header,
 	if err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	resp, err := c.Do(req)
 	if err != nil {
 		t.Fatalf("%s %s: %v", method, url, err)
@@ -220,7 +224,7 @@ func TestReachHTTP(t *testing.T) {
 		listen string
 	}{
 		"off": {sandbox.NetworkOff, "0.0.0.0:8080"}, "off-loopback": {sandbox.NetworkOff, "127.0.0.1:8080"}, "off-v6": {sandbox.NetworkOff, "[::1]:8080"},
-		"open": {sandbox.NetworkOpen, "0.0.0.0:8080"}, "open-loopback": {sandbox.NetworkOpen, "127.0.0.1:8080"},
+		"open": {sandbox.NetworkOpen, "0.0.0.0:8080"}, "allow": {sandbox.NetworkAllow, "0.0.0.0:8080"}, "open-loopback": {sandbox.NetworkOpen, "127.0.0.1:8080"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d.create(t, sandbox.Spec{Name: name, Network: sandbox.NetworkPolicy{Mode: spec.mode}})
@@ -456,5 +460,268 @@ func TestPortForward(t *testing.T) {
 	}
 	if _, err := talk(where, "x"); err == nil {
 		t.Error("port-forward leads into a sandbox that is gone")
+	}
+}
+
+// TestHostNames: which host names lead where, who may use them, and what the
+// sandbox sees of it.
+func TestHostNames(t *testing.T) {
+	config, socket := ingressConfig(t)
+	d := install(t, config)
+	sb := d.create(t, sandbox.Spec{Name: "dev"})
+	d.create(t, sandbox.Spec{Name: "other"})
+	d.serve(t, "dev", "http", "127.0.0.1:8080", "127.0.0.1:9090")
+	d.publish(t, "dev", "9090", true)
+	token, err := d.NewPortToken(t.Context(), "dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := browser("unix", socket)
+	with := http.Header{"X-Sandbox-Token": {token}}
+	for name, tc := range map[string]struct {
+		host   string
+		header http.Header
+		status int
+		says   string
+	}{
+		"by name":                {"8080-dev", with, 200, ""},
+		"by id":                  {"8080-" + string(sb.ID), with, 200, ""},
+		"in capitals":            {"8080-DEV", with, 200, ""},
+		"as a bearer":            {"8080-dev", http.Header{"Authorization": {"Bearer " + token}}, 200, ""},
+		"as a cookie":            {"8080-dev", http.Header{"Cookie": {"a=b; sandbox_token=" + token}}, 200, ""},
+		"no token":               {"8080-dev", nil, 401, "token_required"},
+		"wrong token":            {"8080-dev", http.Header{"X-Sandbox-Token": {token + "x"}}, 401, "token_required"},
+		"empty token":            {"8080-dev", http.Header{"X-Sandbox-Token": {""}}, 401, "token_required"},
+		"public":                 {"9090-dev", nil, 200, ""},
+		"of one without a token": {"8080-other", nil, 401, "token_required"},
+		"another's token":        {"8080-other", with, 401, "token_required"},
+		"nobody listens":         {"8081-dev", with, 502, "port_closed"},
+		"no such sandbox":        {"8080-nobody", with, 404, "sandbox_not_found"},
+		"beginning of an id":     {"8080-" + string(sb.ID)[:8], with, 404, "sandbox_not_found"},
+		"no port":                {"dev", with, 404, "unknown_host"},
+		"port 0":                 {"0-dev", with, 404, "unknown_host"},
+	} {
+		r := fetch(t, c, "GET", "http://"+tc.host+"."+ingressDomain+"/headers", tc.header, http.NoBody)
+		if r.StatusCode != tc.status || !strings.Contains(r.body, tc.says) {
+			t.Errorf("%s: %d %s, want %d %s", name, r.StatusCode, r.body, tc.status, tc.says)
+		}
+		if strings.Contains(r.body, token) {
+			t.Errorf("%s: the token comes through: %s", name, r.body)
+		}
+		if tc.status >= 400 && r.Header.Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s: an error of type %q", name, r.Header.Get("Content-Type"))
+		}
+	}
+	if r := fetch(t, c, "GET", "http://other.example/", nil, http.NoBody); r.StatusCode != 404 {
+		t.Errorf("a host of somebody else: %d", r.StatusCode)
+	}
+
+	// A browser brings the token once, and what it then has is a cookie.
+	page := "http://8080-dev." + ingressDomain + "/headers?a=1&sandbox_token=" + token + "&b=2"
+	r := fetch(t, c, "GET", page, nil, http.NoBody)
+	cookies := r.Cookies()
+	if r.StatusCode != http.StatusSeeOther || r.Header.Get("Location") != "/headers?a=1&b=2" || len(cookies) != 1 || !cookies[0].HttpOnly || cookies[0].Domain != "" {
+		t.Fatalf("with the token in the URL: %d to %q, cookies %v", r.StatusCode, r.Header.Get("Location"), cookies)
+	}
+	r = fetch(t, c, "GET", "http://8080-dev."+ingressDomain+r.Header.Get("Location"), http.Header{"Cookie": {"x=y; " + cookies[0].Name + "=" + cookies[0].Value}, "X-Forwarded-For": {"192.0.2.7"}, "Authorization": {"Basic abc"}}, http.NoBody)
+	for _, want := range []string{`"url":"/headers?a=1\u0026b=2"`, `"Cookie":["x=y"]`, `"host":"8080-dev.` + ingressDomain + `"`, `"X-Forwarded-For":["192.0.2.7`, `"Authorization":["Basic abc"]`} {
+		if !strings.Contains(r.body, want) {
+			t.Errorf("the sandbox sees %s, want %s in it", r.body, want)
+		}
+	}
+	if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"//evil.example/?sandbox_token="+token, nil, http.NoBody); r.StatusCode != http.StatusSeeOther || strings.HasPrefix(r.Header.Get("Location"), "//") {
+		t.Errorf("redirect to %q", r.Header.Get("Location"))
+	}
+	if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"/", http.Header{"Accept": {"text/html"}}, http.NoBody); r.StatusCode != 401 || !strings.Contains(r.body, "<h1>") {
+		t.Errorf("a page for a browser: %d %s", r.StatusCode, r.body)
+	}
+
+	if _, err := d.Stop(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"/headers", with, http.NoBody); r.StatusCode != 503 || !strings.Contains(r.body, "sandbox_stopped") || r.Header.Get("Retry-After") == "" {
+		t.Errorf("of a stopped sandbox: %d %s", r.StatusCode, r.body)
+	}
+	if _, err := d.Start(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	d.kill()
+	d.start()
+	d.serve(t, "dev", "http", "127.0.0.1:8080")
+	if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"/headers", with, http.NoBody); r.StatusCode != 200 {
+		t.Errorf("after kill -9: %d %s", r.StatusCode, r.body)
+	}
+	again, err := d.NewPortToken(t.Context(), "dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tok, want := range map[string]int{token: 401, again: 200} {
+		if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"/headers", http.Header{"X-Sandbox-Token": {tok}}, http.NoBody); r.StatusCode != want {
+			t.Errorf("after a new token was made: %d, want %d", r.StatusCode, want)
+		}
+	}
+	if err := d.RemovePortToken(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if r := fetch(t, c, "GET", "http://8080-dev."+ingressDomain+"/headers", http.Header{"X-Sandbox-Token": {again}}, http.NoBody); r.StatusCode != 401 {
+		t.Errorf("after the token was removed: %d", r.StatusCode)
+	}
+	if _, err := d.Remove(t.Context(), "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if r := fetch(t, c, "GET", "http://9090-dev."+ingressDomain+"/headers", nil, http.NoBody); r.StatusCode != 404 || !strings.Contains(r.body, "sandbox_ended") {
+		t.Errorf("of a sandbox that is gone: %d %s", r.StatusCode, r.body)
+	}
+}
+
+// TestReachLeavesNothing: a thousand connections, and a sandbox removed under
+// many, leave the daemon as few descriptors and threads as before.
+func TestReachLeavesNothing(t *testing.T) {
+	d := install(t, "pool: {size: 0}\n")
+	d.create(t, sandbox.Spec{Name: "many"})
+	d.create(t, sandbox.Spec{Name: "linked", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}})
+	d.serve(t, "many", "tcp", "127.0.0.1:7000")
+	d.serve(t, "many", "stay", "127.0.0.1:7001")
+	d.serve(t, "linked", "tcp", "0.0.0.0:7000")
+	d.serve(t, "linked", "stay", "0.0.0.0:7001")
+	count := func() (files, threads int) {
+		for dir, n := range map[string]*int{"fd": &files, "task": &threads} {
+			list, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", d.cmd.Process.Pid, dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			*n = len(list)
+		}
+		return files, threads
+	}
+	var where, silent []string
+	for _, name := range []string{"many", "linked"} {
+		where = append(where, d.publish(t, name, "7000", false).Where().String())
+		silent = append(silent, d.publish(t, name, "7001", false).Where().String())
+	}
+	for _, w := range where {
+		if got, err := talk(w, "x"); err != nil || got != "x" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	before, threads := count()
+	var wg sync.WaitGroup
+	for worker := range 20 {
+		wg.Go(func() {
+			for i := range 50 {
+				word := fmt.Sprint(worker, " ", i)
+				if got, err := talk(where[i%2], word); err != nil || got != word {
+					t.Errorf("connection %s: %q, %v", word, got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	settled := func(what string, most int) {
+		t.Helper()
+		n := 0
+		if !testenv.Within(40*time.Second, func() bool {
+			// The pipes splice(2) needs are kept for the next connection until
+			// garbage is collected: make some.
+			for range 100 {
+				if _, err := d.List(t.Context(), sandbox.Filter{All: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n, _ = count()
+			return n <= most
+		}) {
+			t.Errorf("%s: %d descriptors, %d before", what, n, before)
+		}
+	}
+	settled("after 1000 connections", before)
+	if _, now := count(); now > threads+40 {
+		t.Errorf("after 1000 connections: %d threads, %d before", now, threads)
+	}
+	var held []net.Conn
+	for i := range 400 {
+		c, err := net.Dial("tcp", silent[i%2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	if !testenv.Within(20*time.Second, func() bool { n, _ := count(); return n >= before+2*len(held) }) {
+		n, _ := count()
+		t.Fatalf("%d descriptors with %d connections: the count counts nothing", n, len(held))
+	}
+	for _, name := range []string{"many", "linked"} {
+		if _, err := d.Remove(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range held {
+		broken(t, c, "a connection into a sandbox that was removed")
+	}
+	settled("after the sandboxes are gone", before)
+}
+
+// TestReachIsCounted: bytes that no counter of the kernel's sees are counted
+// by the daemon, once, also over kill -9.
+func TestReachIsCounted(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "off"})
+	d.create(t, sandbox.Spec{Name: "open", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}})
+	const n = 4 << 20
+	words := strings.Repeat("x", n)
+	for name, listen := range map[string]string{"off": "127.0.0.1:7000", "open": "0.0.0.0:7000"} {
+		d.serve(t, name, "tcp", listen)
+		w := d.publish(t, name, "7000", false).Where().String()
+		usage := func() sandbox.Usage {
+			u, err := d.Usage(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return u
+		}
+		near := func(when string, rounds float64) {
+			t.Helper()
+			u := usage()
+			for what, got := range map[string]uint64{"in": u.NetRxBytes, "out": u.NetTxBytes} {
+				if low, high := rounds*n, rounds*n*1.1; float64(got) < low || float64(got) > high {
+					t.Errorf("%s, %s: %d bytes %s, want %.0f to %.0f", name, when, got, what, low, high)
+				}
+			}
+		}
+		carry := func() {
+			t.Helper()
+			if got, err := talk(w, words); err != nil || len(got) != n {
+				t.Fatalf("%d bytes, %v", len(got), err)
+			}
+		}
+		carry()
+		near("at first", 1)
+		<-time.After(1500 * time.Millisecond) // what was carried is written down each second
+		d.kill()
+		d.start()
+		near("after kill -9", 1)
+		carry()
+		near("and once more", 2)
+		if _, err := d.Stop(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		near("stopped", 2)
+		d.kill()
+		d.start()
+		near("stopped and killed", 2)
+		if _, err := d.Start(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		d.serve(t, name, "tcp", listen)
+		carry()
+		near("in the next shell", 3)
+		gone, err := d.Remove(t.Context(), name)
+		if err != nil || gone.Usage.NetRxBytes < 3*n || float64(gone.Usage.NetRxBytes) > 3.3*n {
+			t.Errorf("%s, at the end: %d bytes in, %v", name, gone.Usage.NetRxBytes, err)
+		}
 	}
 }

@@ -54,7 +54,7 @@ func TestConnectPort(t *testing.T) {
 	if _, err := io.WriteString(c, "there and back"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil { //nolint:errcheck // it can
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := io.ReadAll(c); err != nil || string(b) != "there and back" {

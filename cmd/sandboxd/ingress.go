@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+// The fit of two packages that must not know each other.
 var _ ingress.Sandboxes = (*runtime.Manager)(nil)
 
 // PublishPort listens on the host for a port of a sandbox.

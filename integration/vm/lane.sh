@@ -47,6 +47,7 @@ done
 CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
 # What the tests run inside sandboxes, and outside as the control.
 CGO_ENABLED=0 go build -o "$tree/bin/test-probe" ./integration/testdata/probe
+CGO_ENABLED=0 go build -o "$tree/bin/test-server" ./integration/testdata/server
 
 [ -z "$booting" ] || wait "$booting"
 booting=

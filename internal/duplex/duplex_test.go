@@ -18,7 +18,7 @@ func pair(t *testing.T) (a, b *net.TCPConn) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	a, err = net.DialTCP("tcp", nil, ln.Addr().(*net.TCPAddr)) //nolint:errcheck // a TCP listener's
+	a, err = net.DialTCP("tcp", nil, ln.Addr().(*net.TCPAddr))
 	if err != nil {
 		t.Fatal(err)
 	}
