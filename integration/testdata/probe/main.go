@@ -8,6 +8,9 @@
 //	probe dial NET/ADDR...   connect to each address
 //	probe listen NET/ADDR    accept connections until killed
 //	probe tree DIR [OP]      change the tree as OP says (JSON); list it
+//	probe net FILE           make the network attempts in FILE (JSON); tell what came of each
+//	probe flow NET/ADDR TIME send a numbered message each millisecond for so long; tell how many were answered
+//	probe names SERVER FILE  ask the name server the questions in FILE (JSON); tell what it said
 //
 // try, status and dial write a JSON object: name to outcome, "ok" or the error.
 package main
@@ -60,6 +63,12 @@ func run(args []string) error {
 		return tell(targets, dial)
 	case verb == "listen" && len(args) == 1:
 		return listen(args[0])
+	case verb == "net" && len(args) == 1:
+		return netAttempts(args[0])
+	case verb == "names" && len(args) == 2:
+		return questions(args[0], args[1])
+	case verb == "flow" && len(args) == 2:
+		return flow(args[0], args[1])
 	case verb == "tree" && len(args) == 1:
 		return tree(args[0], "")
 	case verb == "tree" && len(args) == 2:
