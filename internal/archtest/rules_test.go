@@ -35,7 +35,7 @@ var mayImport = map[string][]string{
 	"state":                 {"sandbox"},
 	"sandbox":               {},
 	"integration":           {"api/client", "sandbox", "internal/testenv"},
-	"bench":                 {"api/client", "api", "sandbox", "bench/peer", "bench/report"},
+	"bench":                 {"api/client", "api", "sandbox", "internal/linux", "bench/peer", "bench/report"},
 	"bench/peer":            {"internal/seccomp"},
 	"bench/report":          {},
 	"internal/archtest":     {},
