@@ -9,11 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/bench/report"
 	"github.com/sandboxd/sandboxd/internal/linux"
@@ -90,7 +87,7 @@ type wire struct {
 // and beside it through a pair of links, and through two with a router between.
 func forward(ctx context.Context, b *bench) (err error) {
 	// The uplink must be there before the daemon looks for it.
-	far, err := b.namespace()
+	far, err := namespace(ctx)
 	if err != nil {
 		return err
 	}
@@ -124,7 +121,7 @@ func forward(ctx context.Context, b *bench) (err error) {
 		defer ns.Close()
 		wires[name] = wire{ns, far, "93.184.216.254:5201"}
 	}
-	peers, err := b.plainWires(ctx)
+	peers, err := plainWires(ctx)
 	for _, w := range peers {
 		defer w.from.Close()
 		defer w.to.Close()
@@ -148,11 +145,11 @@ func forward(ctx context.Context, b *bench) (err error) {
 }
 
 // plainWires makes what a sandbox's way is compared with.
-func (b *bench) plainWires(ctx context.Context) (map[string]wire, error) {
+func plainWires(ctx context.Context) (map[string]wire, error) {
 	var ns [5]*os.File
 	for i := range ns {
 		var err error
-		if ns[i], err = b.namespace(); err != nil {
+		if ns[i], err = namespace(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -168,24 +165,27 @@ func (b *bench) plainWires(ctx context.Context) (map[string]wire, error) {
 	return wires, errors.Join(err, ns[3].Close()) // its links keep it
 }
 
-// namespace makes an empty network namespace.
-func (b *bench) namespace() (*os.File, error) {
-	type made struct {
-		f   *os.File
-		err error
+// namespace makes an empty network namespace. Another process does, as a thread
+// of this one would have to be thrown away, and the daemon ends with the thread
+// that started it.
+func namespace(ctx context.Context) (*os.File, error) {
+	maker := exec.CommandContext(ctx, "unshare", "--net", "--", "sh", "-c", "echo made; read end")
+	in, err := maker.StdinPipe()
+	if err != nil {
+		return nil, err
 	}
-	done := make(chan made)
-	go func() {
-		goruntime.LockOSThread() // the thread ends with this function
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- made{nil, fmt.Errorf("make a network namespace: %w", err)}
-			return
-		}
-		f, err := os.Open("/proc/thread-self/ns/net")
-		done <- made{f, err}
-	}()
-	m := <-done
-	return m.f, m.err
+	out, err := maker.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := maker.Start(); err != nil {
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	_, err = out.Read(make([]byte, 1))
+	ns, oerr := os.Open(filepath.Join("/proc", strconv.Itoa(maker.Process.Pid), "ns/net"))
+	_ = in.Close()
+	_ = maker.Wait() // read found no line
+	return ns, errors.Join(err, oerr)
 }
 
 // joinNamespaces makes a pair of links between two namespaces.
