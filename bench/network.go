@@ -81,6 +81,7 @@ func ruledOver(r *report.Report) (float64, bool) {
 type wire struct {
 	from, to *os.File
 	addr     string
+	between  *os.File // the router's namespace
 }
 
 // forward sends TCP through a sandbox's link, the host's rules and the uplink,
@@ -119,12 +120,13 @@ func forward(ctx context.Context, b *bench) (err error) {
 			return err
 		}
 		defer ns.Close()
-		wires[name] = wire{ns, far, "93.184.216.254:5201"}
+		wires[name] = wire{from: ns, to: far, addr: "93.184.216.254:5201"}
 	}
 	peers, err := plainWires(ctx)
 	for _, w := range peers {
 		defer w.from.Close()
 		defer w.to.Close()
+		defer w.between.Close()
 	}
 	if err != nil {
 		return err
@@ -153,7 +155,7 @@ func plainWires(ctx context.Context) (map[string]wire, error) {
 			return nil, err
 		}
 	}
-	wires := map[string]wire{veth: {ns[0], ns[1], "10.91.0.2:5201"}, router: {ns[2], ns[4], "10.93.0.2:5201"}}
+	wires := map[string]wire{veth: {ns[0], ns[1], "10.91.0.2:5201", nil}, router: {ns[2], ns[4], "10.93.0.2:5201", ns[3]}}
 	err := errors.Join(
 		joinNamespaces(ctx, ns[0], "net0", "10.91.0.1/24", ns[1], "net0", "10.91.0.2/24"),
 		joinNamespaces(ctx, ns[2], "net0", "10.92.0.1/24", ns[3], "net0", "10.92.0.2/24"),
@@ -162,7 +164,7 @@ func plainWires(ctx context.Context) (map[string]wire, error) {
 		linux.InNetNS(ns[4], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.93.0.1") }),
 		linux.InNetNS(ns[3], func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }),
 	)
-	return wires, errors.Join(err, ns[3].Close()) // its links keep it
+	return wires, err
 }
 
 // namespace makes an empty network namespace. Another process does, as a thread
