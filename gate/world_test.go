@@ -15,7 +15,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -330,8 +329,4 @@ func (w *world) tlsDial(origin netip.AddrPort, name string, pool *x509.CertPool)
 	w.t.Helper()
 	c := tls.Client(w.connect(origin), &tls.Config{ServerName: name, RootCAs: pool, InsecureSkipVerify: name == ""})
 	return c, c.Handshake()
-}
-
-func hasPrefixAny(s string, prefixes ...string) bool {
-	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
 }
