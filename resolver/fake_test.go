@@ -31,6 +31,7 @@ type network struct {
 	tenants map[netip.Addr]Tenant
 	pins    []pinned
 	refuse  error // of Pin
+	discard bool  // do not remember pins
 }
 
 func (n *network) Tenant(addr netip.Addr) (Tenant, bool) {
@@ -63,7 +64,9 @@ func (n *network) Pin(_ context.Context, _ sandbox.ID, name string, addrs []neti
 	if n.refuse != nil {
 		return n.refuse
 	}
-	n.pins = append(n.pins, pinned{name, addrs, ttl})
+	if !n.discard {
+		n.pins = append(n.pins, pinned{name, addrs, ttl})
+	}
 	return nil
 }
 
@@ -94,7 +97,7 @@ type upstream struct {
 
 // startUpstream answers until the test ends. Records are kept under their
 // owner and type; an owner with other records only has an empty answer.
-func startUpstream(t *testing.T, records ...string) *upstream {
+func startUpstream(t testing.TB, records ...string) *upstream {
 	t.Helper()
 	u := &upstream{zone: map[string][]string{}, asked: map[string]int{}}
 	for _, text := range records {
@@ -116,7 +119,7 @@ func startUpstream(t *testing.T, records ...string) *upstream {
 	return u
 }
 
-func (u *upstream) add(t *testing.T, text string) {
+func (u *upstream) add(t testing.TB, text string) {
 	t.Helper()
 	rr, err := dns.NewRR(text)
 	if err != nil || rr == nil {
@@ -190,7 +193,7 @@ type bench struct {
 	events chan NameEvent
 }
 
-func newBench(t *testing.T, p sandbox.NetworkPolicy, records ...string) *bench {
+func newBench(t testing.TB, p sandbox.NetworkPolicy, records ...string) *bench {
 	t.Helper()
 	b := &bench{net: &network{tenants: map[netip.Addr]Tenant{}}, up: startUpstream(t, records...), events: make(chan NameEvent, 1000)}
 	b.net.set(p)

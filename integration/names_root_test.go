@@ -1,0 +1,203 @@
+//go:build root
+
+package integration
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// nameServer is the internet's, at port 53 of this network namespace's
+// loopback, where only the daemon can ask it.
+type nameServer struct {
+	mu    sync.Mutex
+	zone  map[string]string // name -> record
+	asked map[string]int
+}
+
+func startNameServer(t *testing.T, zone map[string]string) *nameServer {
+	t.Helper()
+	s := &nameServer{zone: zone, asked: map[string]int{}}
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan struct{})
+	server := &dns.Server{PacketConn: conn, Handler: s, NotifyStartedFunc: func() { close(started) }}
+	go func() { _ = server.ActivateAndServe() }()
+	<-started
+	t.Cleanup(func() { _ = server.Shutdown() })
+	return s
+}
+
+func (s *nameServer) ServeDNS(w dns.ResponseWriter, req *dns.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	resp := new(dns.Msg)
+	resp.SetReply(req)
+	q := req.Question[0]
+	s.asked[q.Name]++
+	name := q.Name
+	for range 10 {
+		text, exists := s.zone[name]
+		if !exists {
+			resp.Rcode = dns.RcodeNameError
+			break
+		}
+		rr, err := dns.NewRR(name + " " + text)
+		if err != nil {
+			resp.Rcode = dns.RcodeServerFailure
+			break
+		}
+		alias, isAlias := rr.(*dns.CNAME)
+		if isAlias || rr.Header().Rrtype == q.Qtype {
+			resp.Answer = append(resp.Answer, rr)
+		}
+		if !isAlias {
+			break
+		}
+		name = alias.Target
+	}
+	_ = w.WriteMsg(resp)
+}
+
+func (s *nameServer) count(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[name]
+}
+
+const namesConfig = "network: {resolvers: [127.0.0.1]}\n"
+
+// TestNames connects by name: what policy names is reached, what it does not
+// name has no address, and an address is reached because of its name alone.
+func TestNames(t *testing.T) {
+	neighbours(t)
+	internet := startNameServer(t, map[string]string{
+		"www.example.com.": "0 IN A " + publicAddr, "alias.example.com.": "60 IN CNAME far.example.net.", "far.example.net.": "60 IN A " + publicAddr,
+		"inside.example.com.": "60 IN A " + privateAddr, "meta.example.com.": "60 IN A " + metadataAddr, "host.example.com.": "60 IN A " + hostAddr,
+		"me.example.com.": "60 IN A 127.0.0.1", "evil.example.com.": "60 IN A " + publicAddr, "detour.example.com.": "60 IN CNAME evil.example.com.",
+		"www.example.org.": "60 IN A " + publicAddr,
+	})
+	d := install(t, namesConfig)
+	narrow := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"*.example.com:8080"}, Deny: []string{"evil.example.com"}}
+	d.create(t, sandbox.Spec{Name: "narrow", Network: narrow})
+	d.create(t, sandbox.Spec{Name: "open", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}})
+	d.create(t, sandbox.Spec{Name: "off"})
+	probes := map[string]string{}
+	for _, name := range []string{"narrow", "open", "off"} {
+		probes[name] = d.give(t, name)
+	}
+	dial := func(in, host string) string {
+		t.Helper()
+		target := "tcp/" + net.JoinHostPort(host, "8080")
+		return d.inside(t, in, "root", probes[in], "dial", target)[target]
+	}
+	if got := dial("narrow", publicAddr); got == "ok" {
+		t.Error("an address no rule names is open before anybody asked for its name")
+	}
+	for _, name := range []string{"www.example.com", "WWW.Example.COM.", "alias.example.com"} {
+		if got := dial("narrow", name); got != "ok" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	if got := dial("narrow", publicAddr); got != "ok" {
+		t.Errorf("the address of a name that was answered: %s", got)
+	}
+	if got := dial("open", "www.example.org"); got != "ok" {
+		t.Errorf("open: %s", got)
+	}
+	for in, names := range map[string][]string{
+		"narrow": {"inside.example.com", "meta.example.com", "host.example.com", "me.example.com", "evil.example.com", "detour.example.com", "www.example.org", "nosuch.example.com"},
+		"open":   {"inside.example.com", "meta.example.com", "host.example.com", "me.example.com", "nosuch.example.com", "single", "printer.local"},
+		"off":    {"www.example.com"},
+	} {
+		for _, name := range names {
+			began := time.Now()
+			if got := dial(in, name); got == "ok" || (in != "off" && !strings.Contains(got, "no such host")) {
+				t.Errorf("%s: %s: %s", in, name, got)
+			}
+			if took := time.Since(began); took > 4*time.Second {
+				t.Errorf("%s: %s: refused only after %s", in, name, took)
+			}
+		}
+	}
+	for _, name := range []string{"evil.example.com.", "single.", "printer.local."} {
+		if n := internet.count(name); n != 0 {
+			t.Errorf("%s was asked for upstream %d times", name, n)
+		}
+	}
+	if internet.count("www.example.org.") == 0 {
+		t.Error("control: what is permitted is asked for upstream")
+	}
+	// The C library agrees, and gives up at once.
+	if got := d.sh(t, "narrow", "getent ahostsv4 www.example.com | head -1"); !strings.HasPrefix(got, publicAddr) {
+		t.Errorf("getent: %q", got)
+	}
+	if got := d.sh(t, "narrow", "getent ahostsv4 www.example.org; echo $?"); got != "2" {
+		t.Errorf("getent of a denied name: %q", got)
+	}
+}
+
+// TestNamesSurvive: what was answered stays open while the daemon is away, and
+// names are answered again after it is back; a change of policy is at once one
+// of names.
+func TestNamesSurvive(t *testing.T) {
+	neighbours(t)
+	startNameServer(t, map[string]string{"www.example.com.": "60 IN A " + publicAddr})
+	d := install(t, namesConfig)
+	narrow := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"www.example.com:8080"}}
+	d.create(t, sandbox.Spec{Name: "narrow", Network: narrow})
+	probe := d.give(t, "narrow")
+	dial := func(host string) string {
+		t.Helper()
+		target := "tcp/" + net.JoinHostPort(host, "8080")
+		return d.inside(t, "narrow", "root", probe, "dial", target)[target]
+	}
+	if got := dial("www.example.com"); got != "ok" {
+		t.Fatal(got)
+	}
+	d.kill()
+	d.start()
+	for _, host := range []string{publicAddr, "www.example.com"} {
+		if got := dial(host); got != "ok" {
+			t.Errorf("after the daemon's crash: %s: %s", host, got)
+		}
+	}
+	if _, err := d.SetNetwork(t.Context(), "narrow", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"www.example.org"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{publicAddr, "www.example.com"} {
+		if got := dial(host); got == "ok" {
+			t.Errorf("after the policy changed: %s is reached", host)
+		}
+	}
+	if _, err := d.SetNetwork(t.Context(), "narrow", narrow); err != nil {
+		t.Fatal(err)
+	}
+	if got := dial("www.example.com"); got != "ok" {
+		t.Errorf("after it changed back: %s", got)
+	}
+	// The audit has it.
+	testenv.Eventually(t, 10*time.Second, "the refused name is in the events", func() bool {
+		events, _, err := d.Events(t.Context(), client.EventQuery{Sandbox: "narrow", Limit: 500})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			if e.Type == sandbox.EventNetName && e.Data["dest"] == "www.example.com" && e.Data["verdict"] == "denied" {
+				return true
+			}
+		}
+		return false
+	})
+}
