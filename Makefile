@@ -33,7 +33,7 @@ BENCHSTAT     := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d
 
 DEPS_BUILD := gcc libc6-dev libseccomp-dev pkg-config
 DEPS_RUN   := iproute2 nftables xfsprogs e2fsprogs util-linux procps kmod
-DEPS_TEST  := iperf3 iputils-ping netcat-openbsd python3-minimal strace quota umoci docker-registry skopeo busybox-static
+DEPS_TEST  := iperf3 iptables nftables iputils-ping netcat-openbsd python3-minimal strace quota umoci docker-registry skopeo busybox-static
 DEPS_BENCH := runc crun bubblewrap busybox-static tar
 DEPS_VM    := qemu-system-x86 qemu-utils vagrant vagrant-libvirt libvirt-daemon-system libvirt-clients \
               dnsmasq-base mmdebstrap e2fsprogs rsync openssh-client procps util-linux iproute2

@@ -4,7 +4,7 @@
 // live in; it works in the network namespace of the daemon.
 //
 // It does not make network namespaces, keeps nothing on disk, resolves no
-// names, looks into no connection, and shapes no rates.
+// names, and looks into no connection.
 //
 // # The wire
 //
@@ -55,6 +55,20 @@
 // rules. So what is still permitted goes on, and what is not ends with its next
 // packet: TCP with a reset. The mark follows from the policy alone: a daemon's
 // restart changes nothing for flows, pins and counters.
+//
+// # Rates and faults
+//
+// A limit on bits per second is a token bucket (tbf) on one end of the link:
+// the host's for what goes in, eth0's for what comes out, where nobody inside
+// may change it (that takes CAP_NET_ADMIN). It counts whole frames, holds some
+// 50 ms of them, and in it each flow has a queue of its own where the kernel has
+// fq_codel. A link without a limit has no queue at all. A changed limit changes
+// the bucket in place.
+//
+// Faults are for tests: netem on both ends for latency and loss, a smaller
+// bucket for a rate, blackhole queues for a partition. They are in the kernel
+// alone: Detach ends them with the link, and Recover ends what an earlier
+// daemon left, known by the numbers of its queues.
 //
 // # Rules
 //

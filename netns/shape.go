@@ -94,10 +94,10 @@ func ofFault(major uint16) bool {
 const (
 	// burstTime is what a bucket may save up: more than a busy host's timers
 	// are late by, or the rate would fall short.
-	burstTime = 4 * time.Millisecond
-	// leastBurst is two packets of a link and its header. Packets made larger
+	burstTime = 5 * time.Millisecond
+	// leastBurst is four packets of a link with their headers. Packets made larger
 	// for segmentation offload are cut where they exceed the bucket.
-	leastBurst = 2 * (1500 + 14)
+	leastBurst = 4 * (1500 + 14)
 	// queueTime is how long a packet may wait at the most for its tokens.
 	queueTime = 50 * time.Millisecond
 	// leastQueue holds the first flight of a TCP connection (RFC 6928: ten
@@ -155,7 +155,7 @@ func (e end) bucket(at netlink.QdiscAttrs) *netlink.Tbf {
 // one packet takes longer than the usual target of 5 ms (RFC 8290, 5.2.3).
 func (e end) flows(at netlink.QdiscAttrs) *netlink.FqCodel {
 	const usual = 5 * time.Millisecond
-	packet := time.Duration(float64(leastBurst/2*8) / float64(e.rate) * float64(time.Second))
+	packet := time.Duration(float64(leastBurst/4*8) / float64(e.rate) * float64(time.Second))
 	target := max(usual, packet*3/2)
 	return &netlink.FqCodel{
 		QdiscAttrs: at, Target: uint32(target.Microseconds()), Interval: uint32((20 * target).Microseconds()),
@@ -230,6 +230,9 @@ func (h *Host) queue(route *netlink.Handle, index int, have end, unsure bool, wa
 		}
 	}
 	for _, q := range want.queues(index, !h.unfair.Load()) {
+		if fair, ok := q.(*netlink.FqCodel); ok && root == want.root() {
+			fair.Flows = 0 // the kernel refuses to change their number
+		}
 		err := route.QdiscReplace(q)
 		switch {
 		case errors.Is(err, unix.ENOENT) && q.Type() == "fq_codel":

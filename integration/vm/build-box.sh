@@ -21,7 +21,7 @@ packages=(
   # what sandboxd itself needs
   iproute2 nftables e2fsprogs xfsprogs libseccomp2
   # what its tests use
-  curl git iperf3 iputils-ping netcat-openbsd python3-minimal quota strace stress-ng umoci docker-registry skopeo
+  curl git iperf3 iptables iputils-ping netcat-openbsd python3-minimal quota strace stress-ng umoci docker-registry skopeo
   # what the benchmark measures it beside
   runc crun bubblewrap busybox-static
 )
