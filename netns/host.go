@@ -338,10 +338,10 @@ func (h *Host) forget(id sandbox.ID) {
 	delete(h.known, id)
 }
 
-// applyHealing applies a change. If somebody else changed the table meanwhile
+// applyHealing applies changes. If somebody else changed the table meanwhile
 // (`nft flush ruleset`), it is made again, with every sandbox known.
-func (h *Host) applyHealing(c change) error {
-	err := h.table.apply(c)
+func (h *Host) applyHealing(all ...change) error {
+	err := h.table.applyAll(all)
 	if err == nil || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
@@ -368,13 +368,16 @@ func (h *Host) mend() error {
 		return err
 	}
 	h.mu.Lock()
-	c := planRecovery(slices.Collect(maps.Values(h.known)), have)
+	all := planRecovery(slices.Collect(maps.Values(h.known)), have)
+	var c change
 	for name := range h.uplinks {
 		c.add = append(c.add, element{set: setUplinks, key: string(linkKey(name))})
 	}
 	h.mu.Unlock()
-	h.pinAgain(&c)
-	return h.table.apply(c)
+	for i := range all {
+		h.pinAgain(&all[i])
+	}
+	return h.table.applyAll(append([]change{c}, all...))
 }
 
 // Detach ends a sandbox's network: on return nothing passes. The link itself

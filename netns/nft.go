@@ -16,8 +16,30 @@ import (
 // This file applies plans to nf_tables and reads counters back. No decision
 // is made here.
 
-// chunk bounds the elements of one message: an attribute holds 64 KiB.
-const chunk = 256
+const (
+	// chunk bounds the elements of one message: an attribute holds 64 KiB, and
+	// a pin with its name takes some 330 bytes.
+	chunk = 160
+	// bulk bounds the chains and sets of one transaction, where there may be
+	// those of many links.
+	bulk = 64
+	// What a transaction of that size may need on its way to the kernel, and
+	// its receipts on their way back.
+	sendBuffer, receiveBuffer = 4 << 20, 4 << 20
+)
+
+// wideBuffers is an option of the connection to the kernel.
+func wideBuffers[C interface {
+	SetWriteBuffer(bytes int) error
+	SetReadBuffer(bytes int) error
+}](c C,
+) error {
+	return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(receiveBuffer))
+}
+
+func connect() (*nftables.Conn, error) {
+	return nftables.New(nftables.AsLasting(), nftables.WithSockOptions(wideBuffers))
+}
 
 // table is the kernel's `inet sandboxd`. Every change is one transaction.
 type table struct {
@@ -31,7 +53,7 @@ type table struct {
 }
 
 func openTable(plan tablePlan) (*table, error) {
-	conn, err := nftables.New(nftables.AsLasting())
+	conn, err := connect()
 	if err != nil {
 		return nil, fmt.Errorf("opening nf_tables: %w", err)
 	}
@@ -48,7 +70,7 @@ func openTable(plan tablePlan) (*table, error) {
 // reopen forgets what was queued and not sent.
 func (t *table) reopen() error {
 	err := t.conn.CloseLasting()
-	conn, openErr := nftables.New(nftables.AsLasting())
+	conn, openErr := connect()
 	if openErr == nil {
 		t.conn = conn
 	}
@@ -292,6 +314,16 @@ func (t *table) elements(all []element, do func(*nftables.Set, []nftables.SetEle
 			if err := do(s.kernel(), part); err != nil {
 				return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
 			}
+		}
+	}
+	return nil
+}
+
+// applyAll makes changes one after another.
+func (t *table) applyAll(all []change) error {
+	for _, c := range all {
+		if err := t.apply(c); err != nil {
+			return err
 		}
 	}
 	return nil

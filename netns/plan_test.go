@@ -213,7 +213,12 @@ func TestPlanRecovery(t *testing.T) {
 		{"another list", []linkPlan{other}, holding(listed), 4, 4, 5, 5},
 		{"a chain gone", []linkPlan{listed}, torn, 0, 0, 5, 3},
 	} {
-		got := planRecovery(c.want, c.have)
+		var got change
+		for _, one := range planRecovery(c.want, c.have) {
+			got.add, got.remove = append(got.add, one.add...), append(got.remove, one.remove...)
+			got.makeChains, got.makeSets = append(got.makeChains, one.makeChains...), append(got.makeSets, one.makeSets...)
+			got.dropChains, got.dropSets = append(got.dropChains, one.dropChains...), append(got.dropSets, one.dropSets...)
+		}
 		made, gone := len(got.makeChains)+len(got.makeSets), len(got.dropChains)+len(got.dropSets)
 		if len(got.add) != c.add || len(got.remove) != c.remove || made != c.made || gone != c.gone {
 			t.Errorf("%s: adds %d, removes %d, makes %d, drops %d; want %d, %d, %d, %d", c.name, len(got.add), len(got.remove), made, gone, c.add, c.remove, c.made, c.gone)

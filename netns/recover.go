@@ -48,7 +48,7 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 	if err != nil {
 		return nil, err
 	}
-	c := planRecovery(slices.Collect(maps.Values(want)), have)
+	all := planRecovery(slices.Collect(maps.Values(want)), have)
 	h.mu.Lock()
 	h.known, h.tenants = want, map[netip.Addr]sandbox.ID{}
 	for id, l := range want {
@@ -58,24 +58,33 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 	if err := h.readPins(want, have); err != nil {
 		return nil, err
 	}
-	h.pinAgain(&c)
 	maps.DeleteFunc(h.pins, func(id sandbox.ID, _ *pinned) bool { _, ok := want[id]; return !ok })
-	if err := h.applyHealing(c); err != nil {
+	for i := range all {
+		h.pinAgain(&all[i])
+		for _, e := range all[i].remove {
+			if e.set == setSources {
+				_, addr := splitSource([]byte(e.key))
+				gone = append(gone, addr)
+			}
+		}
+	}
+	if err := h.applyHealing(all...); err != nil {
 		return nil, err
 	}
 	h.strangers = nil
-	for _, e := range c.remove {
-		if e.set == setSources {
-			_, addr := splitSource([]byte(e.key))
-			gone = append(gone, addr)
-		}
-	}
 	return gone, nil
 }
 
-// planRecovery returns what separates the table from what it should hold.
-func planRecovery(want []linkPlan, have map[string]held) change {
+// planRecovery returns what separates the table from what it should hold, in
+// transactions that the kernel takes: each is about whole links.
+func planRecovery(want []linkPlan, have map[string]held) []change {
+	var all []change
 	var c change
+	next := func() {
+		if c.heavy() {
+			all, c = append(all, c), change{}
+		}
+	}
 	wanted := map[string]bool{}
 	for i := range want {
 		l := &want[i]
@@ -84,13 +93,18 @@ func planRecovery(want []linkPlan, have map[string]held) change {
 		// Made by packets of a sandbox that lives.
 		from.elements = slices.DeleteFunc(slices.Clone(from.elements), func(e element) bool { return e.set == setFlows })
 		c.diff(from, l.held(), l)
+		next()
 	}
 	for link, from := range have {
 		if !wanted[link] {
 			c.diff(from, held{}, nil)
+			next()
 		}
 	}
-	return c
+	if !c.empty() {
+		all = append(all, c)
+	}
+	return all
 }
 
 // removeUnknownLinks deletes the links of sandboxes nobody knows.

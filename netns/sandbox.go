@@ -230,6 +230,11 @@ func (c *change) empty() bool {
 	return len(c.remove)+len(c.dropChains)+len(c.dropSets)+len(c.makeSets)+len(c.makeChains)+len(c.add)+len(c.pins) == 0
 }
 
+// heavy reports whether c is enough for one transaction.
+func (c *change) heavy() bool {
+	return len(c.dropChains)+len(c.dropSets)+len(c.makeSets)+len(c.makeChains) >= bulk || len(c.remove)+len(c.add) >= bulk*chunk
+}
+
 // diff adds to c what leads from one state of a link to another. Chains and
 // sets of its own are left alone where they were made of the same policy:
 // they hold pins.
