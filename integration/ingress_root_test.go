@@ -725,3 +725,27 @@ func TestReachIsCounted(t *testing.T) {
 		}
 	}
 }
+
+// TestPublishedPortIsNotForSandboxes: what the host publishes, for everybody,
+// is for everybody outside: other sandboxes reach neither the host nor each
+// other through it.
+func TestPublishedPortIsNotForSandboxes(t *testing.T) {
+	d := install(t, "")
+	d.create(t, sandbox.Spec{Name: "server"})
+	d.serve(t, "server", "greet", "127.0.0.1:7000")
+	open := d.create(t, sandbox.Spec{Name: "open", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}})
+	bin := probeBinary(t)
+	d.give(t, "open")
+	p := d.publish(t, "server", "0.0.0.0:0:7000", false)
+	gateway := open.Address.Prev()
+	for !strings.HasSuffix(gateway.String(), ".0.1") { // the pool's first
+		gateway = gateway.Prev()
+	}
+	at := "tcp/" + netip.AddrPortFrom(gateway, p.HostPort).String()
+	if got := outside(t, bin, "dial", at)[at]; got != "ok" { // the control
+		t.Fatalf("from the host, to %s: %s", at, got)
+	}
+	if got := d.inside(t, "open", "root", "/opt/probe", "dial", at)[at]; got == "ok" {
+		t.Errorf("a sandbox reaches %s", at)
+	}
+}

@@ -456,7 +456,11 @@ func (f fakeShells) Open(id sandbox.ID, pid int, _ uint64) (*launch.Shell, error
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.ErrNotFound, "shell_gone", "gone: %w", err)
 	}
-	return &launch.Shell{ID: id, PID: pid, StartTime: 1, PIDFD: os.NewFile(uintptr(fd), "pidfd")}, nil
+	ns, err := os.Open(os.DevNull) // what fakeNetwork does not look at
+	if err != nil {
+		return nil, err
+	}
+	return &launch.Shell{ID: id, PID: pid, StartTime: 1, NetNS: ns, PIDFD: os.NewFile(uintptr(fd), "pidfd")}, nil
 }
 
 func (f fakeShells) Remove(id sandbox.ID) error {

@@ -3,6 +3,7 @@
 //	server http ADDR...    HTTP: /headers, /ws (echoes), /sse (three events), /put (counts), /get?n=N, /slow
 //	server tcp ADDR...     reads to the end of the client's half, answers with what it read
 //	server stay ADDR...    takes connections and holds them, silent
+//	server greet ADDR...   says hello and hangs up
 //	server udp ADDR...     echoes datagrams
 //
 // It says "ready" once it listens.
@@ -33,7 +34,7 @@ func run(args []string) error {
 	if len(args) < 2 {
 		return errors.New("what shall be served, and where?")
 	}
-	serve := map[string]func(net.Listener) error{"http": serveHTTP, "tcp": each(answer), "stay": each(func(*net.TCPConn) {})}[args[0]]
+	serve := map[string]func(net.Listener) error{"http": serveHTTP, "tcp": each(answer), "stay": each(func(*net.TCPConn) {}), "greet": each(greet)}[args[0]]
 	failed := make(chan error)
 	for _, addr := range args[1:] {
 		if args[0] == "udp" {
@@ -79,6 +80,11 @@ func answer(c *net.TCPConn) {
 	if err == nil {
 		_, _ = c.Write(b) // the client may be gone
 	}
+	c.Close()
+}
+
+func greet(c *net.TCPConn) {
+	_, _ = io.WriteString(c, "hello") // the client may be gone
 	c.Close()
 }
 
