@@ -273,6 +273,15 @@ func (f fakeNetwork) SetPolicy(_ context.Context, a netns.Attachment) error {
 
 func (f fakeNetwork) CheckPolicy(sandbox.NetworkPolicy) error { return f.step("net.check", nil) }
 
+func (f fakeNetwork) Explain(a netns.Attachment, q sandbox.NetworkQuery) (sandbox.NetworkVerdict, error) {
+	v := sandbox.NetworkVerdict{Sandbox: a.ID, Dest: q.Dest, Port: q.Port, Protocol: q.Protocol, Step: string(a.Policy.Mode)}
+	return v, f.step("net.explain", nil)
+}
+
+func (f fakeNetwork) Pins(sandbox.ID) ([]sandbox.NetworkPin, error) {
+	return []sandbox.NetworkPin{{Address: netip.MustParseAddr("93.184.216.34"), Name: "example.com"}}, f.step("net.pins", nil)
+}
+
 func (f fakeNetwork) Gateway() netip.Addr { return netip.MustParseAddr("10.0.0.1") }
 
 func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attachment) error {

@@ -42,6 +42,8 @@ type Network interface {
 	SetPolicy(ctx context.Context, a netns.Attachment) error
 	CheckPolicy(p sandbox.NetworkPolicy) error
 	Gateway() netip.Addr
+	Explain(a netns.Attachment, q sandbox.NetworkQuery) (sandbox.NetworkVerdict, error)
+	Pins(id sandbox.ID) ([]sandbox.NetworkPin, error)
 	Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error)
 	DialInside(ctx context.Context, ns *os.File, network string, port uint16) (net.Conn, error)
 	Recover(ctx context.Context, keep map[sandbox.ID]netns.Attachment) error

@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -31,8 +33,44 @@ type NetworkNews struct {
 // NetworkQuery asks what would become of a new flow.
 type NetworkQuery struct {
 	Dest     string // address or name
-	Port     uint16 // 0 for any
-	Protocol string // tcp, udp or icmp; empty for tcp
+	Port     uint16
+	Protocol string // tcp, udp or icmp
+}
+
+// Complete fills in what was left out (tcp, and of that port 443) and brings
+// the name into its normal form. Errors are of class ErrInvalid.
+func (q *NetworkQuery) Complete() error {
+	bad := func(format string, args ...any) error {
+		return Errorf(ErrInvalid, "invalid_query", "network query for %.80q: %s", q.Dest, fmt.Sprintf(format, args...))
+	}
+	const https = 443
+	switch q.Protocol {
+	case "", ProtocolTCP:
+		q.Protocol = ProtocolTCP
+		if q.Port == 0 {
+			q.Port = https
+		}
+	case ProtocolUDP:
+		if q.Port == 0 {
+			return bad("name a port of udp")
+		}
+	case ProtocolICMP:
+		if q.Port != 0 {
+			return bad("icmp has no ports")
+		}
+	default:
+		return bad("protocol %.20q: use tcp, udp or icmp", q.Protocol)
+	}
+	if addr, err := netip.ParseAddr(q.Dest); err == nil {
+		q.Dest = addr.WithZone("").String()
+		return nil
+	}
+	name, err := NormalizeDomain(q.Dest)
+	if err != nil || strings.HasPrefix(name, "*") || looksLikeAddress(name) {
+		return bad("use an address or a name")
+	}
+	q.Dest = name
+	return nil
 }
 
 // NetworkVerdict tells what becomes of a flow, and why.
@@ -42,7 +80,7 @@ type NetworkVerdict struct {
 	Port     uint16        `json:"port,omitempty"`
 	Protocol string        `json:"protocol"`
 	Allowed  bool          `json:"allowed"`
-	Step     string        `json:"step" doc:"The step that decides: off, local, deny, group, private, dns, allow, pin, open, default, name or gate."`
+	Step     string        `json:"step" doc:"The step that decides: off, inside, ipv6, service, host, gate, group, closed, dns, deny, allow, pin, default, private, open or name."`
 	Rule     string        `json:"rule,omitempty" doc:"The rule or range that decides, where one does."`
 	Why      string        `json:"why" doc:"In words."`
 	Mend     string        `json:"mend,omitempty" doc:"Of what is refused: what would permit it."`

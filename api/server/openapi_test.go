@@ -30,7 +30,7 @@ var routes = []string{
 	"GET /v1/sandboxes/{ref}/files", "PUT /v1/sandboxes/{ref}/files", "DELETE /v1/sandboxes/{ref}/files",
 	"GET /v1/sandboxes/{ref}/files/stat", "GET /v1/sandboxes/{ref}/files/list", "POST /v1/sandboxes/{ref}/files/mkdir", "POST /v1/sandboxes/{ref}/files/move",
 	"POST /v1/sandboxes/{ref}/files/chmod", "GET /v1/sandboxes/{ref}/files/watch", "GET /v1/sandboxes/{ref}/files/archive", "PUT /v1/sandboxes/{ref}/files/archive",
-	"GET /v1/sandboxes/{ref}/network",
+	"GET /v1/sandboxes/{ref}/network", "GET /v1/sandboxes/{ref}/network/explain",
 	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
 	"POST /v1/images/build", "GET /v1/build-cache", "DELETE /v1/build-cache",
 	"GET /v1/volumes", "POST /v1/volumes", "GET /v1/volumes/{name}", "PATCH /v1/volumes/{name}", "DELETE /v1/volumes/{name}",

@@ -31,7 +31,7 @@ and tcp, udp or icmp. *.example.com is every name below example.com.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(c.netShowCmd(), c.netFaultCmd(), c.netSetCmd(), c.netLogCmd())
+	cmd.AddCommand(c.netShowCmd(), c.netSetCmd(), c.netExplainCmd(), c.netLogCmd(), c.netFaultCmd())
 	return cmd
 }
 
@@ -327,6 +327,83 @@ func orNone(list []string) string {
 		return "none"
 	}
 	return strings.Join(list, ", ")
+}
+
+func (c *cli) netExplainCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "explain SANDBOX DEST[:PORT][/PROTO]", Short: "Tell whether a sandbox may reach something, and why",
+		Long: `Tell whether a new flow of a sandbox to an address or a name would be let out: which
+rule decides, what was asked before it, and what to add to permit it. It is tcp, and
+port 443, if not given. Nothing is sent.
+
+Exit codes: 0 if it is permitted, 1 if not.`,
+		Example: `  sandbox net explain dev pypi.org:443
+  sandbox net explain dev 10.0.0.1:53/udp
+  sandbox net explain dev 1.1.1.1/icmp`,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: c.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q, err := parseQuery(args[1])
+			if err != nil {
+				return err
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			v, err := cl.ExplainNetwork(cmd.Context(), args[0], q)
+			if err != nil {
+				return err
+			}
+			if err := c.show(v, func(w io.Writer) error { return c.verdict(w, v) }); err != nil {
+				return err
+			}
+			if !v.Allowed {
+				return exitError(1)
+			}
+			return nil
+		},
+	}
+}
+
+// parseQuery reads DEST[:PORT][/PROTO].
+func parseQuery(text string) (sandbox.NetworkQuery, error) {
+	q := sandbox.NetworkQuery{Dest: text}
+	if head, proto, ok := strings.Cut(text, "/"); ok {
+		q.Dest, q.Protocol = head, proto
+	}
+	if host, port, err := net.SplitHostPort(q.Dest); err == nil {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return q, usage("%q: port %q is none", text, port)
+		}
+		q.Dest, q.Port = host, uint16(n)
+	}
+	if err := q.Complete(); err != nil {
+		return q, usage("%w; write it as example.com:443, 10.0.0.1:53/udp or 1.1.1.1/icmp", err)
+	}
+	return q, nil
+}
+
+func (c *cli) verdict(w io.Writer, v sandbox.NetworkVerdict) error {
+	dest := v.Dest
+	if v.Port != 0 {
+		dest = net.JoinHostPort(dest, strconv.Itoa(int(v.Port)))
+	}
+	word, colour := "denied", red
+	if v.Allowed {
+		word, colour = "allowed", green
+	}
+	lines := []string{fmt.Sprintf("%s  %s/%s: %s", c.paint(w, colour, word), plain(dest), v.Protocol, plain(v.Why))}
+	if v.Rule != "" {
+		lines = append(lines, "by       "+plain(v.Rule))
+	}
+	for i, s := range v.Steps {
+		lines = append(lines, fmt.Sprintf("%4d  %-8s %s", i+1, s.Step, plain(s.Answer)))
+	}
+	if v.Mend != "" {
+		lines = append(lines, "to permit it: "+plain(v.Mend))
+	}
+	return line(w, strings.Join(lines, "\n"))
 }
 
 func (c *cli) netLogCmd() *cobra.Command {

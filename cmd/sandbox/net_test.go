@@ -225,3 +225,42 @@ func TestNewsLine(t *testing.T) {
 		}
 	}
 }
+
+func TestParseQuery(t *testing.T) {
+	for text, want := range map[string]sandbox.NetworkQuery{
+		"example.com":       {Dest: "example.com", Port: 443, Protocol: "tcp"},
+		"Example.COM.:80":   {Dest: "example.com", Port: 80, Protocol: "tcp"},
+		"10.0.0.1:53/udp":   {Dest: "10.0.0.1", Port: 53, Protocol: "udp"},
+		"1.1.1.1/icmp":      {Dest: "1.1.1.1", Protocol: "icmp"},
+		"2001:db8::1":       {Dest: "2001:db8::1", Port: 443, Protocol: "tcp"},
+		"[2001:db8::1]:80":  {Dest: "2001:db8::1", Port: 80, Protocol: "tcp"},
+		"example.com:1/tcp": {Dest: "example.com", Port: 1, Protocol: "tcp"},
+	} {
+		if got, err := parseQuery(text); err != nil || got != want {
+			t.Errorf("%q: %+v %v, want %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", ":80", "x:0", "x:99999", "x/sctp", "x:1/icmp", "x/udp", "*.example.com", "1.2.3", "a b"} {
+		if got, err := parseQuery(text); err == nil {
+			t.Errorf("%q: %+v, want an error", text, got)
+		}
+	}
+}
+
+func TestNetExplain(t *testing.T) {
+	w := newWorld(t)
+	w.ok("create", "--name", "dev", "--allow", "example.com:443")
+	if out := w.ok("net", "explain", "dev", "example.com"); !strings.Contains(out, "allowed  example.com:443/tcp") || !strings.Contains(out, "by       example.com:443") {
+		t.Errorf("permitted:\n%s", out)
+	}
+	code, out, _ := w.run("", "net", "explain", "dev", "example.org:22")
+	if code != 1 || !strings.Contains(out, "denied  example.org:22/tcp") || !strings.Contains(out, "to permit it: sandbox net set dev --add example.org") {
+		t.Errorf("denied: exit %d\n%s", code, out)
+	}
+	if code, out, _ := w.run("", "net", "explain", "-o", "json", "dev", "example.org"); code != 1 || !strings.Contains(out, `"allowed": false`) {
+		t.Errorf("as JSON: exit %d\n%s", code, out)
+	}
+	if code, _, errs := w.run("", "net", "explain", "dev", "x:0"); code != 125 || !strings.Contains(errs, "usage") {
+		t.Errorf("a bad question: exit %d %s", code, errs)
+	}
+}

@@ -1,0 +1,48 @@
+package netns
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// This file plans what the rules tell to the packet log.
+
+// What one link may tell in a second, and at once. It bounds the work of the
+// daemon, not what is counted.
+const (
+	tellRate  = 20
+	tellBurst = 100
+	// tellKeep is how long a link's allowance is remembered after it was made.
+	tellKeep = time.Minute
+)
+
+// The sets with the allowance of each link: to tell what was let out, and
+// what was refused. A flood of one kind does not hide the other.
+const (
+	setToldGranted = "told_granted"
+	setToldRefused = "told_refused"
+)
+
+var (
+	tellGranted = tell("iifname", expr.MetaKeyIIFNAME, setToldGranted, logGranted)
+	tellRefused = tell("iifname", expr.MetaKeyIIFNAME, setToldRefused, logRefused)
+	tellUnasked = tell("oifname", expr.MetaKeyOIFNAME, setToldRefused, logRefused)
+)
+
+// tell logs a packet, within the allowance of its link.
+func tell(word string, key expr.MetaKey, set string, group uint16) part {
+	return part{
+		fmt.Sprintf("add @%s { %s timeout %s limit rate %d/second burst %d packets } log group %d snaplen %d", set, word, "1m", tellRate, tellBurst, group, logSnap),
+		[]expr.Any{
+			&expr.Meta{Key: key, Register: reg1},
+			&expr.Dynset{
+				SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: tellKeep,
+				Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: tellRate, Unit: expr.LimitTimeSecond, Burst: tellBurst}},
+			},
+			&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: logSnap},
+		},
+	}
+}
