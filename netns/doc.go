@@ -147,18 +147,25 @@
 //	    # the ports of the web, and where the gate listens
 //	  set gate { type ipv4_addr . inet_proto . inet_service }
 //	    # where the gate listens
+//	  set told_granted { type ifname; flags timeout; flags dynamic }
+//	    # what links may still tell of flows let out
+//	  set told_refused { type ifname; flags timeout; flags dynamic }
+//	    # what links may still tell of packets refused
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
 //	  chain unasked { # to a sandbox that did not ask
+//	    add @told_refused { oifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    oifname @dropped drop
 //	    drop
 //	  }
 //	  chain refused { # from a sandbox, without an answer
+//	    add @told_refused { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    iifname @dropped drop
 //	    drop
 //	  }
 //	  chain prohibited { # from a sandbox, told so at once: a connect fails instead of hanging, a connection ends
 //	    iifname != "vsb*" goto unasked
+//	    add @told_refused { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    tcp flags & syn == 0 iifname @dropped reject with tcp reset
 //	    iifname @dropped reject with icmpx type admin-prohibited
 //	    drop
@@ -213,6 +220,7 @@
 //	    oifname "vsb*" oifname @received
 //	    iifname != "vsb*" return
 //	    iifname @sent
+//	    ct state new add @told_granted { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23473 snaplen 128
 //	    oifname "vsb*" return
 //	    ct mark set iifname map @generations
 //	  }

@@ -32,7 +32,6 @@ const (
 // scene is what a verdict needs to know besides the policy.
 type scene struct {
 	table    tablePlan
-	pool     netip.Prefix
 	services Services
 	boxes    map[sandbox.ID]linkPlan
 	// local says what kind of an address of the host's it is, empty for none.
@@ -116,13 +115,16 @@ func (t *trial) address(f flow) sandbox.NetworkVerdict {
 	if v, done := t.hosts(f); done {
 		return v
 	}
+	other, known := t.neighbour(f)
+	if known && t.link.group != 0 && other.group == t.link.group {
+		return t.fellow(f)
+	}
 	if v, done := t.web(f); done {
 		return v
 	}
-	if t.pool.Contains(f.dest) {
-		if v, done := t.neighbour(f); done {
-			return v
-		}
+	if known {
+		t.decide(false, stepGroup, "", "it is another sandbox, not of the same group")
+		return t.mend("sandbox net set %s --net-group NAME, and the same for the other one", t.ref())
 	}
 	return t.far(f)
 }
@@ -153,23 +155,23 @@ func (t *trial) web(f flow) (sandbox.NetworkVerdict, bool) {
 	return t.decide(true, stepGate, "", "the gate takes it, and judges it by the name in it: ask about the name"), true
 }
 
-// neighbour judges what goes to another sandbox.
-func (t *trial) neighbour(f flow) (sandbox.NetworkVerdict, bool) {
+// neighbour finds the other sandbox that has an address and a link.
+func (t *trial) neighbour(f flow) (linkPlan, bool) {
 	for _, other := range t.boxes {
-		if other.addr != f.dest || other.id == t.link.id || !other.connected {
-			continue
+		if other.addr == f.dest && other.id != t.link.id && other.connected {
+			return other, true
 		}
-		if t.link.group == 0 || other.group != t.link.group {
-			t.decide(false, stepGroup, "", "it is another sandbox, not of the same group")
-			return t.mend("sandbox net set %s --net-group NAME, and the same for the other one", t.ref()), true
-		}
-		if r, ok := t.denied(f); ok {
-			t.decide(false, stepDeny, r, "a deny rule names it")
-			return t.mend("sandbox net set %s --remove %s", t.ref(), r), true
-		}
-		return t.decide(true, stepGroup, "", "it is a sandbox of the same group, %s", t.link.policy.Group), true
 	}
-	return sandbox.NetworkVerdict{}, false
+	return linkPlan{}, false
+}
+
+// fellow judges what goes to another sandbox of the group.
+func (t *trial) fellow(f flow) sandbox.NetworkVerdict {
+	if r, ok := t.denied(f); ok {
+		t.decide(false, stepDeny, r, "a deny rule names it")
+		return t.mend("sandbox net set %s --remove %s", t.ref(), r)
+	}
+	return t.decide(true, stepGroup, "", "it is a sandbox of the same group, %s", t.link.policy.Group)
 }
 
 // far judges what leaves the host.

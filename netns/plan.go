@@ -182,6 +182,8 @@ func planSets(t tablePlan) []setPlan {
 		{name: setResolver, what: "where the daemon's resolver listens", key: typeDoor, concat: true},
 		{name: setGates, what: "the ports of the web, and where the gate listens", key: typeService, value: nftables.TypeInetService, concat: true},
 		{name: setGate, what: "where the gate listens", key: typeDoor, concat: true},
+		{name: setToldGranted, what: "what links may still tell of flows let out", key: link, dynamic: true, timeout: true},
+		{name: setToldRefused, what: "what links may still tell of packets refused", key: link, dynamic: true, timeout: true},
 		{name: setUplinks, what: "interfaces the daemon made forward", key: link, lasting: true},
 	}
 }
@@ -211,16 +213,17 @@ func planVerdicts() []chainPlan {
 	return []chainPlan{
 		{
 			name: "unasked", what: "to a sandbox that did not ask",
-			rules: []rulePlan{rule(oifname, in(setDropped), drop), rule(drop)},
+			rules: []rulePlan{rule(tellUnasked), rule(oifname, in(setDropped), drop), rule(drop)},
 		},
 		{
 			name: "refused", what: "from a sandbox, without an answer",
-			rules: []rulePlan{rule(iifname, in(setDropped), drop), rule(drop)},
+			rules: []rulePlan{rule(tellRefused), rule(iifname, in(setDropped), drop), rule(drop)},
 		},
 		{
 			name: "prohibited", what: "from a sandbox, told so at once: a connect fails instead of hanging, a connection ends",
 			rules: []rulePlan{
 				rule(notFromSandbox, jump("unasked")),
+				rule(tellRefused),
 				rule(goingOn, iifname, in(setDropped), reset),
 				rule(iifname, in(setDropped), prohibit),
 				rule(drop),
@@ -282,6 +285,7 @@ func planForward() []chainPlan {
 				rule(toSandbox, oifname, in(setReceived)),
 				rule(notFromSandbox, ret),
 				rule(iifname, in(setSent)),
+				rule(state("new", stateNew), tellGranted),
 				rule(toSandbox, ret),
 				rule(markFlow),
 			},

@@ -97,7 +97,7 @@ func (h *Host) livePins(l linkPlan) (map[string]livePin, error) {
 
 // scene reads what a verdict on l depends on.
 func (h *Host) scene(l linkPlan) (scene, error) {
-	s := scene{table: h.table.plan, pool: h.pool, boxes: map[sandbox.ID]linkPlan{}}
+	s := scene{table: h.table.plan, boxes: map[sandbox.ID]linkPlan{}}
 	for _, other := range h.links() {
 		s.boxes[other.id] = other
 	}
