@@ -84,6 +84,10 @@
 // destination up in the intervals denied-LINK; allow-LINK in allowed-LINK and
 // in pins-LINK; limit-LINK has the limits of packets, new flows and flows.
 //
+// The first packet of a flow let out, and what is refused, go to the kernel's
+// packet log as far as the link's allowance reaches; the daemon reads it and
+// tells. No packet waits for that, and no counter depends on it.
+//
 // A TCP socket that outlives its killed process, waiting for its last bytes to
 // be acknowledged, keeps a network namespace alive for more than a minute. So
 // a detached link, known by having no counters, has its TCP answered by resets:
@@ -154,17 +158,20 @@
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
 //	  chain unasked { # to a sandbox that did not ask
+//	    oifname != @dropped drop
 //	    add @told_refused { oifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    oifname @dropped drop
 //	    drop
 //	  }
 //	  chain refused { # from a sandbox, without an answer
+//	    iifname != @dropped drop
 //	    add @told_refused { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    iifname @dropped drop
 //	    drop
 //	  }
 //	  chain prohibited { # from a sandbox, told so at once: a connect fails instead of hanging, a connection ends
 //	    iifname != "vsb*" goto unasked
+//	    iifname != @dropped drop
 //	    add @told_refused { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
 //	    tcp flags & syn == 0 iifname @dropped reject with tcp reset
 //	    iifname @dropped reject with icmpx type admin-prohibited

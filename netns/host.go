@@ -422,7 +422,9 @@ func (h *Host) clear(id sandbox.ID, slot int) (netip.Addr, error) {
 		}
 		from = have[l.name]
 	}
-	from.elements = append(from.elements, element{set: setFlows, key: string(linkKey(l.name))})
+	for _, set := range []string{setFlows, setToldGranted, setToldRefused} { // made by packets
+		from.elements = append(from.elements, element{set: set, key: string(linkKey(l.name))})
+	}
 	var c change
 	c.diff(from, held{}, nil)
 	h.forget(id)

@@ -213,16 +213,17 @@ func planVerdicts() []chainPlan {
 	return []chainPlan{
 		{
 			name: "unasked", what: "to a sandbox that did not ask",
-			rules: []rulePlan{rule(tellUnasked), rule(oifname, in(setDropped), drop), rule(drop)},
+			rules: []rulePlan{rule(oifname, notIn(setDropped), drop), rule(tellUnasked), rule(oifname, in(setDropped), drop), rule(drop)},
 		},
 		{
 			name: "refused", what: "from a sandbox, without an answer",
-			rules: []rulePlan{rule(tellRefused), rule(iifname, in(setDropped), drop), rule(drop)},
+			rules: []rulePlan{rule(iifname, notIn(setDropped), drop), rule(tellRefused), rule(iifname, in(setDropped), drop), rule(drop)},
 		},
 		{
 			name: "prohibited", what: "from a sandbox, told so at once: a connect fails instead of hanging, a connection ends",
 			rules: []rulePlan{
 				rule(notFromSandbox, jump("unasked")),
+				rule(iifname, notIn(setDropped), drop),
 				rule(tellRefused),
 				rule(goingOn, iifname, in(setDropped), reset),
 				rule(iifname, in(setDropped), prohibit),
