@@ -77,6 +77,11 @@ type VolumeList struct {
 	Items []sandbox.Volume `json:"items"`
 }
 
+// SecretList lists the secrets by name, without their values.
+type SecretList struct {
+	Items []sandbox.Secret `json:"items"`
+}
+
 // TagRequest asks for another name of an image.
 type TagRequest struct {
 	Source string `json:"source" minLength:"1" maxLength:"512" doc:"A name it has."`

@@ -223,7 +223,7 @@ func writeStatements() []string {
 func readStatements() []string {
 	return []string{
 		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
-		sqlVolumes, sqlVolumeUsers,
+		sqlVolumes, sqlVolumeUsers, sqlSecrets,
 		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots, sqlSchedules,
 	}
 }

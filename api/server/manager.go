@@ -18,6 +18,7 @@ type Manager interface {
 	Images
 	Builds
 	Volumes
+	Secrets
 	Ports
 	Events
 	Faults

@@ -72,6 +72,7 @@ func (s *server) routes() {
 	s.imageRoutes()
 	s.buildRoutes()
 	s.volumeRoutes()
+	s.secretRoutes()
 	s.networkRoutes()
 	s.portRoutes()
 	s.eventRoutes()

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 
+	"github.com/sandboxd/sandboxd/gate"
 	"github.com/sandboxd/sandboxd/netns"
 	"github.com/sandboxd/sandboxd/resolver"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -28,14 +29,19 @@ func (n tenants) Tenant(addr netip.Addr) (resolver.Tenant, bool) {
 // openServices opens what the daemon serves to sandboxes on the gateway's
 // address, and has their questions sent there. The sandboxes must be known
 // already: a stranger is refused.
-func openServices(ctx context.Context, c config, network *netns.Host, tell func(sandbox.NetworkNews), log *slog.Logger, opened *closers) error {
+func openServices(ctx context.Context, c config, network *netns.Host, secrets gate.Secrets, tell func(sandbox.NetworkNews), log *slog.Logger, opened *closers) error {
 	names, err := openResolver(c, network, tell, log)
 	if err != nil {
 		return err
 	}
 	opened.add(names.Close)
-	if err := network.Redirect(ctx, netns.Services{DNS: names.Port()}); err != nil {
-		return fmt.Errorf("send the questions of sandboxes to the resolver: %w", err)
+	web, err := openGate(c, network, names, secrets, tell, log)
+	if err != nil {
+		return err
+	}
+	opened.add(web.Close)
+	if err := network.Redirect(ctx, netns.Services{DNS: names.Port(), Gate: web.Port()}); err != nil {
+		return fmt.Errorf("send the questions of sandboxes to the resolver, and their web traffic to the gate: %w", err)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := m.Recover(ctx); err != nil {
 		return fmt.Errorf("put the house in order after the last run: %w", err)
 	}
-	if err := openServices(ctx, c, parts.network, m.NetworkNews, log, &opened); err != nil {
+	if err := openServices(ctx, c, parts.network, m, m.NetworkNews, log, &opened); err != nil {
 		return err
 	}
 	defer in.Close()

@@ -73,6 +73,7 @@ func BadInputs() []BadInput {
 	}
 	add("POST", "/v1/sandboxes", `{"name":"box"}`, 409, "name_taken")
 	badVolumes(bad, add)
+	badSecrets(bad, add)
 	add("POST", "/v1/sandboxes", `{"image":"nope"}`, 404, "image_not_found")
 	add("POST", "/v1/sandboxes", `{"name":"`+strings.Repeat("a", 1<<20)+`"}`, 413, "body_too_large")
 	add("POST", "/v1/sandboxes/box/processes", `{"argv":["`+strings.Repeat("a", 1<<20)+`"]}`, 413, "body_too_large")
@@ -282,4 +283,19 @@ func badVolumes(bad func(method, path, body string), add func(method, path, body
 	}
 	add("POST", "/v1/sandboxes", `{"volumes":[{"volume":"nope","path":"/a"}]}`, 404, "volume_not_found")
 	add("POST", "/v1/sandboxes", `{"volumes":[{"host_path":"/etc","path":"/a"}]}`, 403, "bind_denied")
+}
+
+// badSecrets adds requests about secrets.
+func badSecrets(bad func(method, path, body string), add func(method, path, body string, status int, code string)) {
+	for _, body := range []string{"", "{}", `{"value":""}`, `{"value":1}`, `{"value":"a","hosts":"b"}`, `{"value":"a","name":"b"}`, `{"value":"a","actor":"uid:0"}`} {
+		bad("PUT", "/v1/secrets/a", body)
+	}
+	for _, body := range []string{`{"value":"a\nb"}`, `{"value":" a"}`, `{"value":"a\u0000"}`, `{"value":"a","hosts":["*"]}`, `{"value":"a","hosts":["A.com"]}`} {
+		add("PUT", "/v1/secrets/a", body, 400, "invalid_secret")
+	}
+	add("PUT", "/v1/secrets/sbaaaaaaaaaaaa", `{"value":"a"}`, 400, "invalid_name")
+	bad("PUT", "/v1/secrets/A", `{"value":"a"}`)
+	add("DELETE", "/v1/secrets/nope", "", 404, "secret_not_found")
+	bad("DELETE", "/v1/secrets/..%2f..", "")
+	add("GET", "/v1/secrets/nope", "", 405, "method_not_allowed")
 }

@@ -20,6 +20,7 @@ type Memory struct {
 	steps     int                // of builds
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
+	secrets   []sandbox.Secret
 	schedules []sandbox.Schedule
 	ports     []sandbox.Port
 	events    []sandbox.Event
@@ -28,6 +29,8 @@ type Memory struct {
 	// Fail, when set, is asked before each call with the method's name; an
 	// error is returned as it is, a panic goes on.
 	Fail func(method string) error
+	// Values holds what secrets were set to.
+	Values map[string]string
 }
 
 // box is one sandbox.
