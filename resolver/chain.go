@@ -127,11 +127,17 @@ func (s *Server) ask(ctx context.Context, servers []netip.AddrPort, name string,
 	}
 	s.stats.misses.Add(1)
 	done := s.flights.DoChan(key, func() (any, error) {
+		select {
+		case s.inFlight <- struct{}{}:
+			defer func() { <-s.inFlight }()
+		default:
+			return answer{}, errBusy
+		}
 		ctx, cancel := context.WithTimeout(s.ctx, totalTimeout)
 		defer cancel()
 		msg, err := s.upstreams.ask(ctx, servers, name, qtype)
 		if err != nil {
-			s.cfg.Log.Warn("ask upstream for a sandbox", "name", name, "type", dns.TypeToString[qtype], "err", err)
+			s.warn("ask upstream for a sandbox", "name", name, "type", dns.TypeToString[qtype], "err", err)
 			a := answer{rcode: dns.RcodeServerFailure, expires: s.now().Add(failureTTL)}
 			s.cache.put(key, a)
 			return a, err

@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -15,15 +16,23 @@ import (
 // guard reads messages and throws a flood away before it costs anything.
 type guard struct {
 	dns.Reader
-	s *Server
+	s   *Server
+	buf []byte
 }
 
-// ReadUDP returns the next packet of somebody who does not flood.
-func (g *guard) ReadUDP(conn *net.UDPConn, timeout time.Duration) ([]byte, *dns.SessionUDP, error) {
+// ReadUDP returns the next packet of somebody who does not flood. It sets no
+// deadline: that of a shutdown must stand.
+func (g *guard) ReadUDP(conn *net.UDPConn, _ time.Duration) ([]byte, *dns.SessionUDP, error) {
+	if g.buf == nil {
+		g.buf = make([]byte, maxQuestion)
+	}
 	for {
-		m, session, err := g.Reader.ReadUDP(conn, timeout)
-		if err != nil || g.s.hears(session.RemoteAddr()) {
-			return m, session, err
+		n, session, err := dns.ReadFromSessionUDP(conn, g.buf)
+		if err != nil {
+			return nil, nil, err
+		}
+		if g.s.hears(session.RemoteAddr()) {
+			return bytes.Clone(g.buf[:n]), session, nil
 		}
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+// errBusy means that as much is being asked upstream as may be.
+var errBusy = errors.New("too many questions are being asked upstream")
+
 // errRecently means that upstream did not answer a moment ago.
 var errRecently = errors.New("no upstream resolver answered a moment ago")
 
@@ -96,12 +99,11 @@ func (s *Server) respond(ctx context.Context, from netip.Addr, req *dns.Msg) *dn
 	}
 	s.stats.queries.Add(1)
 	c := s.clients.get(t.ID, s.now())
-	leave, ok := s.enter(c)
-	if !ok {
+	if !c.queries.Allow() || !c.enter() {
 		s.stats.limited.Add(1)
 		return pack(req, refusal(dns.RcodeRefused, dns.ExtendedErrorCodeOther, "sandboxd: too many questions, ask more slowly"))
 	}
-	defer leave()
+	defer c.leave()
 	if r, bad := malformed(req); bad {
 		return pack(req, r)
 	}
@@ -122,12 +124,19 @@ func (s *Server) respond(ctx context.Context, from netip.Addr, req *dns.Msg) *dn
 	}
 	if r.pin {
 		if err := s.pin(ctx, t.ID, q, r); err != nil {
-			s.cfg.Log.Warn("open a name's addresses to a sandbox", "sandbox", t.ID, "name", q.Name, "err", err)
+			s.warn("open a name's addresses to a sandbox", "sandbox", t.ID, "name", q.Name, "err", err)
 			r = refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, "sandboxd: the addresses could not be opened: "+reason(err))
 		}
 	}
 	s.tell(c, t.ID, q, r)
 	return pack(req, r)
+}
+
+// warn logs one warning in a while: what brings it about is up to sandboxes.
+func (s *Server) warn(msg string, args ...any) {
+	if s.warnings.Allow() {
+		s.cfg.Log.Warn(msg, args...)
+	}
 }
 
 // reason is what a sandbox may know of an error: the sentence of a classified
@@ -137,20 +146,6 @@ func reason(err error) string {
 		return e.Detail
 	}
 	return "an internal error"
-}
-
-// enter begins a question within the bounds of a sandbox and of all.
-func (s *Server) enter(c *client) (leave func(), ok bool) {
-	if !c.queries.Allow() || !c.enter() {
-		return nil, false
-	}
-	select {
-	case s.inWork <- struct{}{}:
-		return func() { <-s.inWork; c.leave() }, true
-	default:
-		c.leave()
-		return nil, false
-	}
 }
 
 // malformed replies to what is no question we could answer.
@@ -287,6 +282,9 @@ func (s *Server) resolve(ctx context.Context, c *client, p *policy, by ruling, n
 	switch {
 	case errors.Is(err, errNoServer):
 		return refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeNotReady, "sandboxd: no resolver to ask: the operator sets network.resolvers, or the policy's own may not be asked")
+	case errors.Is(err, errBusy):
+		s.stats.limited.Add(1)
+		return refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeNotReady, "sandboxd: too many names are being looked up")
 	case err != nil:
 		return refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority, "sandboxd: no upstream resolver answered")
 	case found.refused != nil:

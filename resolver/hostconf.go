@@ -18,9 +18,9 @@ const hostConfAge = 2 * time.Second
 // resolv.conf(5)).
 const maxServers = 3
 
-// nameServers returns the servers a resolv.conf's text names, in order, at
+// NameServers returns the servers a resolv.conf's text names, in order, at
 // most three. Lines that make no sense are passed over, as resolvers do.
-func nameServers(text string) []netip.AddrPort {
+func NameServers(text string) []netip.AddrPort {
 	var out []netip.AddrPort
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -58,7 +58,7 @@ func (h *hostConf) get() []netip.AddrPort {
 	}
 	h.looked = time.Now()
 	if b, err := os.ReadFile(h.path); err == nil {
-		h.servers = nameServers(string(b))
+		h.servers = NameServers(string(b))
 	}
 	return h.servers
 }

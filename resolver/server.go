@@ -96,10 +96,12 @@ type counters struct {
 
 // Bounds of the whole server.
 const (
-	totalInWork    = 2048 // questions
+	totalInFlight  = 4096 // questions put upstream, a socket each
 	totalConns     = 1024 // TCP connections
 	strangerRate   = 50   // answers a second to nobody's addresses
-	tcpQueries     = 128  // on one connection
+	warnEvery      = 10 * time.Second
+	warnBurst      = 10
+	tcpQueries     = 128 // on one connection
 	tcpIdle        = 10 * time.Second
 	tcpFirst       = 5 * time.Second
 	maxQuestion    = 4096 // bytes
@@ -121,8 +123,9 @@ type Server struct {
 	cache     *cache
 	flights   singleflight.Group
 	clients   clients
-	inWork    chan struct{}
+	inFlight  chan struct{}
 	strangers *rate.Limiter
+	warnings  *rate.Limiter
 	stats     counters
 	port      uint16
 	servers   []*dns.Server
@@ -147,8 +150,9 @@ func newServer(cfg Config) *Server {
 		upstreams: &upstreams{health: map[netip.AddrPort]*health{}},
 		cache:     newCache(cacheBytes),
 		clients:   clients{byID: map[sandbox.ID]*client{}},
-		inWork:    make(chan struct{}, totalInWork),
+		inFlight:  make(chan struct{}, totalInFlight),
 		strangers: rate.NewLimiter(strangerRate, strangerRate),
+		warnings:  rate.NewLimiter(rate.Every(warnEvery), warnBurst),
 	}
 	s.upstreams.failed = func() { s.stats.upstreamErrors.Add(1) }
 	s.ctx, s.cancel = context.WithCancel(context.Background())

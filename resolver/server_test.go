@@ -166,6 +166,26 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// TestFewInFlight: what the cache knows is answered however much is being
+// asked upstream.
+func TestFewInFlight(t *testing.T) {
+	b := newBench(t, allow("*.example.com"), "www.example.com. 60 IN A 93.184.216.34", "b.example.com. 60 IN A 93.184.216.34")
+	b.get(t, "www.example.com.", dns.TypeA)
+	for range totalInFlight {
+		b.inFlight <- struct{}{}
+	}
+	if r := b.get(t, "b.example.com.", dns.TypeA); r.Rcode != servfail {
+		t.Errorf("one more upstream: %s", dns.RcodeToString[r.Rcode])
+	}
+	if r := b.get(t, "www.example.com.", dns.TypeA); r.Rcode != ok {
+		t.Errorf("from the cache: %s", dns.RcodeToString[r.Rcode])
+	}
+	<-b.inFlight
+	if r := b.get(t, "b.example.com.", dns.TypeA); r.Rcode != ok {
+		t.Errorf("with a free place: %s", dns.RcodeToString[r.Rcode])
+	}
+}
+
 // TestFewInWork: a sandbox whose questions hang does not gather more of them.
 func TestFewInWork(t *testing.T) {
 	b := newBench(t, allow("*"))
@@ -260,10 +280,61 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
+// FuzzUpstream: no bytes of a name server's break the server, put an address
+// into an answer that must not be there, or make one that cannot be sent.
+func FuzzUpstream(f *testing.F) {
+	for _, records := range [][]string{
+		{"www.example.com. 60 IN A 93.184.216.34"}, {"www.example.com. 60 IN A 10.0.0.1"},
+		{"www.example.com. 60 IN CNAME a.example.net.", "a.example.net. 0 IN A 127.0.0.1"},
+		{`www.example.com. 60 IN TXT "a" "b"`, "www.example.com. 60 IN MX 1 a.example.org."},
+	} {
+		m := new(dns.Msg)
+		m.SetQuestion("www.example.com.", dns.TypeA)
+		m.Response = true
+		for _, text := range records {
+			rr, err := dns.NewRR(text)
+			if err != nil {
+				f.Fatal(err)
+			}
+			m.Answer = append(m.Answer, rr)
+		}
+		b, err := m.Pack()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, dns.TypeA)
+		f.Add(b, dns.TypeTXT)
+	}
+	n := &network{discard: true, tenants: map[netip.Addr]Tenant{client1: {ID: id1, Policy: allow("*.example.com")}}}
+	s := newServer(Config{Sandboxes: n, Pool: netip.MustParsePrefix("10.213.0.0/16"), Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}})
+	s.cancel() // asks nobody
+	f.Fuzz(func(t *testing.T, b []byte, qtype uint16) {
+		msg := new(dns.Msg)
+		if msg.Unpack(b) != nil || msg.Rcode == servfail {
+			return
+		}
+		a := trim(msg, qtype, time.Now())
+		a.expires = time.Now().Add(time.Minute)
+		s.cache = newCache(cacheBytes)
+		s.cache.put(cacheKey(s.cfg.Upstreams, "www.example.com", qtype), a)
+		s.clients.byID = map[sandbox.ID]*client{}
+		resp := s.respond(t.Context(), client1, question("www.example.com.", qtype))
+		resp.Truncate(udpSize)
+		if _, err := resp.Pack(); err != nil {
+			t.Errorf("response cannot be sent: %v", err)
+		}
+		for _, text := range addrsOf(resp) {
+			if !sandbox.IsPublic(netip.MustParseAddr(text)) {
+				t.Errorf("%s is in the answer", text)
+			}
+		}
+	})
+}
+
 func FuzzResolvConf(f *testing.F) {
 	f.Add("nameserver 192.0.2.1\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, s := range nameServers(text) {
+		for _, s := range NameServers(text) {
 			if !s.IsValid() || s.Port() != 53 {
 				t.Errorf("%q: %v", text, s)
 			}
