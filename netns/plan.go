@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // This file is the plan: which table the kernel should hold, as values. It
@@ -107,31 +109,10 @@ const (
 	setUplinks     = "uplinks"
 )
 
-// special lists the IPv4 ranges that are not the public internet: IANA's
-// special-purpose registry (RFC 6890 and its updates), multicast (RFC 5771)
-// and the reserved class E (RFC 1112).
-var special = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("10.0.0.0/8"),
-	netip.MustParsePrefix("100.64.0.0/10"),
-	netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"), // cloud metadata lives here
-	netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.0.0.0/24"),
-	netip.MustParsePrefix("192.0.2.0/24"),
-	netip.MustParsePrefix("192.88.99.0/24"),
-	netip.MustParsePrefix("192.168.0.0/16"),
-	netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("198.51.100.0/24"),
-	netip.MustParsePrefix("203.0.113.0/24"),
-	netip.MustParsePrefix("224.0.0.0/4"),
-	netip.MustParsePrefix("240.0.0.0/4"),
-}
-
 // planTable plans the table for a pool, the ranges the operator closes to all
 // sandboxes, and the private ones that allow rules may name.
 func planTable(pool netip.Prefix, deny, admit []netip.Prefix) tablePlan {
-	notPublic := append(rangesOf(special), rangesOf(append(slices.Clone(deny), pool))...)
+	notPublic := append(rangesOf(sandbox.SpecialRanges()), rangesOf(append(slices.Clone(deny), pool))...)
 	t := tablePlan{
 		gateway: gateway(pool),
 		private: merge(notPublic),

@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// ResolvConf is where a host says whom it asks for names.
+const ResolvConf = "/etc/resolv.conf"
+
 // port is where name servers listen.
 const port = 53
 

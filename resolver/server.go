@@ -45,7 +45,7 @@ type Config struct {
 	// Upstreams are asked in this order. Empty means those of ResolvConf,
 	// which is then followed.
 	Upstreams []netip.AddrPort
-	// ResolvConf defaults to /etc/resolv.conf.
+	// ResolvConf is the host's, unless set.
 	ResolvConf string
 	// Pool is where sandboxes have their addresses.
 	Pool netip.Prefix
@@ -134,7 +134,7 @@ type Server struct {
 // newServer makes a server that does not listen yet.
 func newServer(cfg Config) *Server {
 	if cfg.ResolvConf == "" {
-		cfg.ResolvConf = "/etc/resolv.conf"
+		cfg.ResolvConf = ResolvConf
 	}
 	if cfg.Tell == nil {
 		cfg.Tell = func(NameEvent) {}

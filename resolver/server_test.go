@@ -284,7 +284,8 @@ func FuzzMessage(f *testing.F) {
 // into an answer that must not be there, or make one that cannot be sent.
 func FuzzUpstream(f *testing.F) {
 	for _, records := range [][]string{
-		{"www.example.com. 60 IN A 93.184.216.34"}, {"www.example.com. 60 IN A 10.0.0.1"},
+		{"www.example.com. 60 IN A 93.184.216.34"},
+		{"www.example.com. 60 IN A 10.0.0.1"},
 		{"www.example.com. 60 IN CNAME a.example.net.", "a.example.net. 0 IN A 127.0.0.1"},
 		{`www.example.com. 60 IN TXT "a" "b"`, "www.example.com. 60 IN MX 1 a.example.org."},
 	} {

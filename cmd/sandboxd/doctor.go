@@ -28,7 +28,7 @@ func newDoctor(c config, p parts) *doctor { return &doctor{c, p} }
 func (d *doctor) Checks(_ context.Context) []sandbox.Check {
 	return []sandbox.Check{
 		checkKernel(), d.checkCgroup(), checkUserNamespaces(), checkFilesystem("overlay", "overlay root filesystems", "modprobe overlay"),
-		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), checkFirewall(), checkQueues(), d.checkDisk(), checkSQLite(), checkLibcontainer(), checkSelf(),
+		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), checkFirewall(), checkQueues(), d.checkNames(), d.checkDisk(), checkSQLite(), checkLibcontainer(), checkSelf(),
 	}
 }
 

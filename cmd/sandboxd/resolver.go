@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 
 	"github.com/sandboxd/sandboxd/gate"
 	"github.com/sandboxd/sandboxd/netns"
@@ -44,6 +45,23 @@ func openServices(ctx context.Context, c config, network *netns.Host, secrets ga
 		return fmt.Errorf("send the questions of sandboxes to the resolver, and their web traffic to the gate: %w", err)
 	}
 	return nil
+}
+
+// checkNames tells whom the daemon asks for names.
+func (d *doctor) checkNames() sandbox.Check {
+	const mend = "set network.resolvers, or name a server in " + resolver.ResolvConf
+	if len(d.cfg.Network.Resolvers) > 0 {
+		return ok("names", fmt.Sprintf("asks %v, as configured", d.cfg.Network.Resolvers))
+	}
+	b, err := os.ReadFile(resolver.ResolvConf)
+	if err != nil {
+		return warn("names", err.Error(), mend)
+	}
+	servers := resolver.NameServers(string(b))
+	if len(servers) == 0 {
+		return warn("names", resolver.ResolvConf+" names no server: sandboxes get no addresses of names", mend)
+	}
+	return ok("names", fmt.Sprintf("asks %v, of %s", servers, resolver.ResolvConf))
 }
 
 // openResolver opens the resolver of sandboxes.
