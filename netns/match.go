@@ -110,7 +110,13 @@ var (
 	}}
 	inMark  = part{"iifname . ct mark", byMark(expr.MetaKeyIIFNAME)}
 	outMark = part{"oifname . ct mark", byMark(expr.MetaKeyOIFNAME)}
-	fellow  = part{"iifname map @" + setGroups + " . ip daddr", []expr.Any{
+	// A flow that was never granted. To the kernel one without an answer is new
+	// with each of its packets.
+	unmarked = part{"ct mark 0", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: make([]byte, 4)},
+	}}
+	fellow = part{"iifname map @" + setGroups + " . ip daddr", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
 		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGroups},
 		&expr.Payload{DestRegister: regWord5, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},

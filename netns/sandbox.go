@@ -189,7 +189,7 @@ func (l linkPlan) limits() []rulePlan {
 	}
 	isNew := state("new", stateNew)
 	over(l.policy.Limits.PacketsPerSecond, 16)
-	over(l.policy.Limits.ConnectionsPerSecond, 4, isNew)
+	over(l.policy.Limits.ConnectionsPerSecond, 4, isNew, unmarked)
 	if n := l.policy.Limits.Flows; n > 0 && n < flowsPerSandbox {
 		out = append(out, rule(isNew, overCount(n), jump("refused")))
 	}
