@@ -128,6 +128,16 @@ func (p oraclePolicy) permits(dst netip.Addr, proto string, port uint16) bool {
 	return p.mode == sandbox.NetworkOpen && !private
 }
 
+// hopeless tells of an allow rule that permits nothing under any policy: the
+// daemon must refuse it instead of keeping it quietly.
+func (r oracleRule) hopeless() bool {
+	inside := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Bits() <= r.prefix.Bits() && p.Contains(r.prefix.Addr()) })
+	}
+	admitted := slices.ContainsFunc(configAdmitted, r.prefix.Overlaps)
+	return r.prefix.IsValid() && (inside(configDenied) || inside(reserved) && !admitted)
+}
+
 // protoName is how rules call a protocol.
 func protoName(n uint8) string {
 	switch n {

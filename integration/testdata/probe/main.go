@@ -10,6 +10,7 @@
 //	probe tree DIR [OP]      change the tree as OP says (JSON); list it
 //	probe net FILE           make the network attempts in FILE (JSON); tell what came of each
 //	probe flow NET/ADDR TIME send a numbered message each millisecond for so long; tell how many were answered
+//	probe echo ADDR          send back what comes by TCP and UDP until killed
 //	probe names SERVER FILE  ask the name server the questions in FILE (JSON); tell what it said
 //
 // try, status and dial write a JSON object: name to outcome, "ok" or the error.
@@ -65,6 +66,8 @@ func run(args []string) error {
 		return listen(args[0])
 	case verb == "net" && len(args) == 1:
 		return netAttempts(args[0])
+	case verb == "echo" && len(args) == 1:
+		return echo(args[0])
 	case verb == "names" && len(args) == 2:
 		return questions(args[0], args[1])
 	case verb == "flow" && len(args) == 2:
