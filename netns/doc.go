@@ -31,10 +31,11 @@
 // The global switch net.ipv4.ip_forward stays as it is. The kernel asks the
 // interface a packet comes in by whether it forwards: each sandbox's link does,
 // and so must the uplink, for the answers; it is switched on when the first
-// sandbox opens, and follows the default route. An uplink that we switched on
-// stands in the set uplinks, and the rules drop what comes in there for
-// networks other than the sandboxes', so that the host is no more a router than
-// before. Once the operator turns the global switch on, that set is emptied.
+// sandbox opens, and follows the default route and those to admitted ranges. An
+// uplink that we switched on stands in the set uplinks, and the rules drop what
+// comes in there for networks other than the sandboxes', so that the host is no
+// more a router than before. Once the operator turns the global switch on, that
+// set is emptied.
 //
 // # Policies
 //

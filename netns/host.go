@@ -41,6 +41,7 @@ type Config struct {
 // sandbox one after another.
 type Host struct {
 	pool  netip.Prefix
+	admit []netip.Prefix
 	log   *slog.Logger
 	table *table
 	route *netlink.Handle
@@ -100,7 +101,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{
-		pool: cfg.Pool.Masked(), log: cfg.Log, mtu: 1500,
+		pool: cfg.Pool.Masked(), admit: cfg.Admit, log: cfg.Log, mtu: 1500,
 		known: map[sandbox.ID]linkPlan{}, tenants: map[netip.Addr]sandbox.ID{}, pins: map[sandbox.ID]*pinned{}, groups: map[string]uint32{},
 		uplinks: map[string]bool{}, strangers: map[string]bool{},
 		shapes: map[sandbox.ID]shaped{}, faults: map[sandbox.ID]*sandbox.NetworkFault{},

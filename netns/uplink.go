@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,8 +21,8 @@ import (
 // uplink. Nothing is ever sent to it. (It is a root name server's.)
 var probe = netip.MustParseAddr("198.41.0.4")
 
-// forwardUplink makes the interface that leads to the internet forward, if it
-// has not in the last moments: answers come in there. The global switch stays as it is. So
+// forwardUplink makes the interfaces that lead to the internet, and to admitted
+// ranges, forward, if it has not in the last moments: answers come in there. The global switch stays as it is. So
 // that the host does not become a router for its neighbours by this, the rules
 // drop what comes in there for anyone but sandboxes. No route is no error.
 func (h *Host) forwardUplink() error {
@@ -42,18 +43,67 @@ func (h *Host) forwardUplink() error {
 
 // forwardUplinkNow does it without regard to when it was last done.
 func (h *Host) forwardUplinkNow() error {
-	routes, err := h.route.RouteGet(probe.AsSlice())
-	if err != nil || len(routes) == 0 {
-		if err == nil || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETDOWN) {
-			return nil
-		}
-		return fmt.Errorf("looking up the route to the internet: %w", err)
-	}
-	link, err := h.route.LinkByIndex(routes[0].LinkIndex)
+	links, err := h.ways()
 	if err != nil {
-		return fmt.Errorf("finding the uplink: %w", err)
+		return err
 	}
-	name := link.Attrs().Name
+	for _, index := range links {
+		link, err := h.route.LinkByIndex(index)
+		if err != nil {
+			return fmt.Errorf("finding the uplink: %w", err)
+		}
+		if link.Attrs().Flags&net.FlagLoopback == 0 {
+			if err := h.forwardLink(link.Attrs().Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ways returns the links that lead to the internet and to the ranges the
+// operator admits: each is one that answers come in by.
+func (h *Host) ways() ([]int, error) {
+	var links []int
+	for _, to := range append([]netip.Addr{probe}, firstOf(h.admit)...) {
+		routes, err := h.route.RouteGet(to.AsSlice())
+		switch {
+		case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETDOWN):
+		case err != nil:
+			return nil, fmt.Errorf("looking up the route to %s: %w", to, err)
+		case len(routes) > 0:
+			links = append(links, routes[0].LinkIndex)
+		}
+	}
+	if len(h.admit) > 0 { // parts of a range may lie elsewhere than its first address
+		routes, err := listing(func() ([]netlink.Route, error) { return h.route.RouteList(nil, unix.AF_INET) })
+		if err != nil {
+			return nil, fmt.Errorf("listing routes: %w", err)
+		}
+		for _, r := range routes {
+			if r.Dst == nil {
+				continue
+			}
+			ones, _ := r.Dst.Mask.Size()
+			addr, ok := netip.AddrFromSlice(r.Dst.IP)
+			if ok && slices.ContainsFunc(h.admit, netip.PrefixFrom(addr.Unmap(), ones).Overlaps) && ones > 0 && r.LinkIndex > 0 {
+				links = append(links, r.LinkIndex)
+			}
+		}
+	}
+	slices.Sort(links)
+	return slices.Compact(links), nil
+}
+
+func firstOf(list []netip.Prefix) (out []netip.Addr) {
+	for _, p := range list {
+		out = append(out, p.Masked().Addr())
+	}
+	return out
+}
+
+// forwardLink makes one link forward.
+func (h *Host) forwardLink(name string) error {
 	if forwarding(name) || strings.HasPrefix(name, linkPrefix) {
 		return nil
 	}
@@ -63,7 +113,7 @@ func (h *Host) forwardUplinkNow() error {
 	var c change
 	c.add = append(c.add, element{set: setUplinks, key: string(linkKey(name))})
 	h.order.Lock()
-	err = h.applyHealing(c)
+	err := h.applyHealing(c)
 	h.order.Unlock()
 	if err != nil { // before the switch: never a router in between
 		return err
