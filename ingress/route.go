@@ -244,7 +244,10 @@ func (r *router) admit(w http.ResponseWriter, req *http.Request, sb sandbox.Sand
 			return false
 		}
 		req.URL = clean
-		if matches(token, hash) && (req.Method == http.MethodGet || req.Method == http.MethodHead) {
+		// An upgrade cannot be sent elsewhere: the next request of a browser's
+		// page has the cookie, others bring the token each time.
+		plain := req.Header.Get("Upgrade") == "" && (req.Method == http.MethodGet || req.Method == http.MethodHead)
+		if plain && matches(token, hash) {
 			enter(w, req, token)
 			return false
 		}

@@ -56,8 +56,13 @@ func (u *associations) run() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
-			continue // an ICMP error of a peer that is gone
+		if err != nil { // an ICMP error of a peer that is gone, or no memory
+			select {
+			case <-time.After(time.Millisecond):
+			case <-u.in.life.Done():
+				return
+			}
+			continue
 		}
 		if a := u.peer(from); a != nil {
 			a.last.Store(time.Now().UnixNano())

@@ -74,8 +74,8 @@ func startIngress(ctx context.Context, c config, in *ingress.Ingress, log *slog.
 	return nil
 }
 
-// listenIngress listens on an address or, given a path, on a unix socket that
-// its group may use.
+// listenIngress listens on an address or, given a path, on a unix socket that,
+// like a port, everybody who gets there may use: its directory says who does.
 func listenIngress(at string) (net.Listener, error) {
 	if !strings.HasPrefix(at, "/") {
 		return net.Listen("tcp", at)
@@ -92,7 +92,7 @@ func listenIngress(at string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(at, 0o660); err != nil {
+	if err := os.Chmod(at, 0o666); err != nil {
 		ln.Close()
 		return nil, err
 	}
