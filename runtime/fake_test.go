@@ -251,7 +251,7 @@ func (f fakeNetwork) Address(slot int) (netip.Addr, error) {
 }
 
 func (f fakeNetwork) Attach(_ context.Context, a netns.Attachment) error {
-	return f.step("net.attach", func() { f.links[a.ID] = true })
+	return f.step("net.attach", func() { f.links[a.ID], f.policies[a.ID] = true, a.Policy })
 }
 
 func (f fakeNetwork) Detach(_ context.Context, id sandbox.ID, _ int) error {
@@ -290,6 +290,9 @@ func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attach
 			if _, ok := keep[id]; !ok {
 				delete(f.links, id)
 			}
+		}
+		for id, a := range keep {
+			f.policies[id] = a.Policy
 		}
 	})
 }
