@@ -175,8 +175,10 @@ func TestJudgeRequestRules(t *testing.T) {
 // TestCredentialRuling: where a credential goes, and that it goes nowhere else.
 func TestCredentialRuling(t *testing.T) {
 	inject := []sandbox.Credential{
-		{Host: "api.example.com", Header: "Authorization", Secret: "one"}, {Host: "*.example.com", Header: "authorization", Secret: "two"},
-		{Host: "*.example.com", Header: "X-Key", Secret: "three"}, {Host: "plain.net", Header: "Authorization", Secret: "four", Plain: true},
+		{Host: "api.example.com", Header: "Authorization", Secret: "one"},
+		{Host: "*.example.com", Header: "authorization", Secret: "two"},
+		{Host: "*.example.com", Header: "X-Key", Secret: "three"},
+		{Host: "plain.net", Header: "Authorization", Secret: "four", Plain: true},
 	}
 	for _, tc := range []struct {
 		allow, deny, host, origin, method string

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -32,7 +33,7 @@ func TestTLSByName(t *testing.T) {
 	for i, name := range []string{"example.com", "evil.net", "http.net"} {
 		w.serve(name, netip.AddrFrom4([4]byte{93, 184, 216, byte(34 + i)}), 443, srv.addr())
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig(srv, "example.com"), Dial: func(string, string) (net.Conn, error) {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig(srv, "example.com"), DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return w.connect(netip.MustParseAddrPort("93.184.216.35:443")), nil // another address: the name decides
 	}}}
 	resp, err := client.Post("https://example.com/", "text/plain", strings.NewReader(strings.Repeat("x", 1<<20)))
@@ -291,7 +292,7 @@ func TestTLSLife(t *testing.T) {
 	if _, err := second.Read(make([]byte, 1)); err == nil {
 		t.Error("the connection outlives its sandbox")
 	}
-	eventually(t, "the places are given back", func() bool { return w.gate.Stats().Connections == 0 })
+	testenv.Eventually(t, 10*time.Second, "the places are given back", func() bool { return w.gate.Stats().Connections == 0 })
 }
 
 func FuzzHello(f *testing.F) {

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -311,7 +313,7 @@ func TestWebSocket(t *testing.T) {
 	if got, err := r.ReadString('\n'); err == nil {
 		t.Errorf("read %q through a forbidden socket", got)
 	}
-	eventually(t, "the place is given back", func() bool { return w.gate.Stats().Connections == 0 })
+	testenv.Eventually(t, 10*time.Second, "the place is given back", func() bool { return w.gate.Stats().Connections == 0 })
 }
 
 // TestWebConnect: the gate as the proxy of programs that were told of one.
@@ -332,7 +334,7 @@ func TestWebConnect(t *testing.T) {
 	}
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig: tlsConfig(srv, "example.com"),
-		Dial: func(string, string) (net.Conn, error) {
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			c, resp := connect("example.com:443")
 			if resp.StatusCode != 200 {
 				return nil, fmt.Errorf("status %d", resp.StatusCode)
@@ -377,12 +379,12 @@ func TestWebBounds(t *testing.T) {
 	if a := w.raw("GET / HTTP/1.1\r\nHost: example.com\r\nX: " + strings.Repeat("a", maxHeader/2) + "\r\n\r\n"); len(a) != 1 || a[0].StatusCode != 200 {
 		t.Errorf("header within the bound: %+v", a)
 	}
-	eventually(t, "no connection is left", func() bool { return w.gate.Stats().Connections == 0 })
+	testenv.Eventually(t, 10*time.Second, "no connection is left", func() bool { return w.gate.Stats().Connections == 0 })
 	var open []*net.TCPConn
 	for range maxConnsSandbox {
 		open = append(open, w.connect(netip.AddrPortFrom(webAddr, 80)))
 	}
-	eventually(t, "all are in", func() bool { return w.gate.Stats().Connections == maxConnsSandbox })
+	testenv.Eventually(t, 10*time.Second, "all are in", func() bool { return w.gate.Stats().Connections == maxConnsSandbox })
 	if over, err := w.tryConnect(netip.AddrPortFrom(webAddr, 80)); err == nil {
 		if n, err := over.Read(make([]byte, 1)); err == nil {
 			t.Errorf("one too many read %d bytes", n)
@@ -392,7 +394,7 @@ func TestWebBounds(t *testing.T) {
 		t.Errorf("%+v %+v", got, w.last())
 	}
 	_ = open[0].Close()
-	eventually(t, "there is room again", func() bool { return w.gate.Stats().Connections < maxConnsSandbox })
+	testenv.Eventually(t, 10*time.Second, "there is room again", func() bool { return w.gate.Stats().Connections < maxConnsSandbox })
 	if a := w.get("example.com", "/"); a.StatusCode != 200 {
 		t.Errorf("with room again: %d", a.StatusCode)
 	}

@@ -27,7 +27,6 @@ import (
 var (
 	webAddr   = netip.MustParseAddr("93.184.216.34")
 	otherAddr = netip.MustParseAddr("93.184.216.35")
-	innerAddr = netip.MustParseAddr("10.9.8.7")
 )
 
 // world is a gate between a sandbox on loopback and servers on loopback.
@@ -307,17 +306,6 @@ func roots(s *seen) *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(s.Certificate())
 	return p
-}
-
-// eventually polls until f holds.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if f() {
-			return
-		}
-	}
-	t.Fatalf("in vain: %s", what)
 }
 
 func allow(rules ...string) sandbox.NetworkPolicy {
