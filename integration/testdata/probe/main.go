@@ -12,6 +12,7 @@
 //	probe flow NET/ADDR TIME send a numbered message each millisecond for so long; tell how many were answered
 //	probe echo ADDR          send back what comes by TCP and UDP until killed
 //	probe names SERVER FILE  ask the name server the questions in FILE (JSON); tell what it said
+//	probe web FILE           send what FILE says (JSON) to web servers; tell what came back
 //
 // try, status and dial write a JSON object: name to outcome, "ok" or the error.
 package main
@@ -70,6 +71,8 @@ func run(args []string) error {
 		return echo(args[0])
 	case verb == "names" && len(args) == 2:
 		return questions(args[0], args[1])
+	case verb == "web" && len(args) == 1:
+		return webAsks(args[0])
 	case verb == "flow" && len(args) == 2:
 		return flow(args[0], args[1])
 	case verb == "tree" && len(args) == 1:
