@@ -47,7 +47,7 @@ func BenchmarkCopyUpper(b *testing.B) {
 	for _, state := range []string{"clean", "dirty"} {
 		ways := map[string]func(b *testing.B, id sandbox.ID, upper string){
 			"ours": func(b *testing.B, id sandbox.ID, _ string) {
-				if err := s.CopyUpper(b.Context(), id, NewUpperLayer()); err != nil {
+				if _, err := s.CopyUpper(b.Context(), id, NewUpperLayer()); err != nil {
 					b.Fatal(err)
 				}
 			},

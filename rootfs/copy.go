@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"os"
 	"path/filepath"
 	"sync"
@@ -22,32 +23,35 @@ import (
 // The caller has frozen whoever writes to the upper: else files may change,
 // or vanish, which is an error, while they are copied.
 //
+// A copy of an upper that was copied before may have what changed since only.
+// It then lies on those that are returned, lowest first, earlier copies of the
+// same upper, which must lie between it and what the upper lies on; the caller
+// sees to it that none is removed meanwhile.
+//
 // Nothing is written to disk that is not there; Sync does that. If the layer
 // is there already, nothing happens. Cut off at any point, by an error, ctx
 // or a kill, it leaves no layer. Classes: as FreezeUpper, and ErrExhausted
 // for a full volume.
-func (s *Store) CopyUpper(ctx context.Context, id sandbox.ID, layer string) error {
+func (s *Store) CopyUpper(ctx context.Context, id sandbox.ID, layer string) (on []string, err error) {
 	dir, err := s.sandboxDir(id)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := s.upperLayerDir(layer); err != nil {
-		return err
+		return nil, err
 	}
 	if s.HasLayer(layer) {
-		return nil
+		info, err := s.upperInfo(layer)
+		return info.On, err
 	}
-	upper := filepath.Join(dir, "upper")
-	if _, err := os.Lstat(upper); errors.Is(err, os.ErrNotExist) {
-		return sandbox.Errorf(sandbox.ErrNotFound, "no_upper", "sandbox %s has no files to copy: %w", id, err)
+	u := upperCopy{s: s, id: id, upper: filepath.Join(dir, "upper"), layer: layer}
+	if _, err := os.Lstat(u.upper); errors.Is(err, os.ErrNotExist) {
+		return nil, sandbox.Errorf(sandbox.ErrNotFound, "no_upper", "sandbox %s has no files to copy: %w", id, err)
 	}
-	err = s.buildUpperLayer(layer, func(tree string) (upperInfo, error) {
-		return s.copyTree(ctx, upper, tree)
-	})
-	if err != nil {
-		return spaceError(fmt.Sprintf("copy the upper of %s to %s", id, layer), err)
+	if err := u.run(ctx); err != nil {
+		return nil, spaceError(fmt.Sprintf("copy the upper of %s to %s", id, layer), err)
 	}
-	return nil
+	return u.on, nil
 }
 
 // buildUpperLayer stages a layer, has fill fill the directory of its files,
@@ -87,11 +91,14 @@ const copyWorkers = 4
 
 // copyTree copies a tree into an empty directory of the same filesystem.
 func (s *Store) copyTree(ctx context.Context, from, to string) (upperInfo, error) {
+	return newCopier(ctx, s.vol.root).tree(from, to)
+}
+
+func (c *copier) tree(from, to string) (upperInfo, error) {
 	top, err := openPair(openSub(unix.AT_FDCWD, from), openSub(unix.AT_FDCWD, to))
 	if err != nil {
 		return upperInfo{}, err
 	}
-	c := newCopier(ctx, s.vol.root)
 	c.open.Add(1)
 	c.push(copyDir{open: top})
 	var done sync.WaitGroup
@@ -127,6 +134,10 @@ type copier struct {
 	files   atomic.Int64
 	open    atomic.Int32 // directories in todo that are open
 	noClone atomic.Bool  // the filesystem cannot share blocks
+
+	count   *maphash.Seed // add names up,
+	names   atomic.Uint64 // as nameSum counts them;
+	unknown atomic.Bool   // the filesystem did not tell the kind of some
 
 	links struct {
 		sync.Mutex
@@ -166,6 +177,7 @@ type copyDir struct {
 // copyPair is a directory and its copy, open until every part is done.
 type copyPair struct {
 	src, dst int
+	ino      uint64 // of src, where names are counted
 	parts    atomic.Int32
 }
 
@@ -310,8 +322,12 @@ func (w *copyWorker) take(d copyDir) (err error) {
 			return err
 		}
 	}
+	if err := w.begin(p); err != nil {
+		return w.finish(p, err)
+	}
 	var part []dirent
 	err = w.reader.each(p.src, func(e dirent) error {
+		w.counted(p, e)
 		if e.kind == unix.DT_UNKNOWN {
 			var st unix.Stat_t
 			if err := unix.Fstatat(p.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -341,6 +357,29 @@ func (w *copyWorker) take(d copyDir) (err error) {
 		err = w.entries(p, part)
 	}
 	return w.finish(p, err)
+}
+
+// begin prepares for the names of a directory to be counted.
+func (w *copyWorker) begin(p *copyPair) error {
+	if w.count == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(p.src, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	p.ino = st.Ino
+	return nil
+}
+
+func (w *copyWorker) counted(p *copyPair, e dirent) {
+	switch {
+	case w.count == nil || e.kind == unix.DT_SOCK:
+	case e.kind == unix.DT_UNKNOWN:
+		w.unknown.Store(true)
+	default:
+		w.names.Add(nameSum(*w.count, p.ino, e.name, e.kind))
+	}
 }
 
 func (w *copyWorker) entries(p *copyPair, part []dirent) error {

@@ -86,7 +86,7 @@ func copyTo(t testing.TB, s *Store, id sandbox.ID) string {
 	t.Helper()
 	layer := NewUpperLayer()
 	for range 2 { // once more does nothing
-		if err := s.CopyUpper(t.Context(), id, layer); err != nil {
+		if _, err := s.CopyUpper(t.Context(), id, layer); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -171,7 +171,7 @@ func TestCopyUpperLive(t *testing.T) {
 				}
 			}
 			layer := NewUpperLayer()
-			if err := s.CopyUpper(t.Context(), id, layer); err != nil {
+			if _, err := s.CopyUpper(t.Context(), id, layer); err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range [][]string{{"write", "/d/old", "later"}, {"remove", "/moved"}, {"write", "/gone", "again"}} {
@@ -293,7 +293,7 @@ func TestDeepTrees(t *testing.T) {
 	const depth = 1500
 	deepUpper(t, s.vol.path(sandboxesDir, string(id), "upper"), depth)
 	copied := NewUpperLayer()
-	if err := s.CopyUpper(t.Context(), id, copied); err != nil {
+	if _, err := s.CopyUpper(t.Context(), id, copied); err != nil {
 		t.Fatal(err)
 	}
 	frozen := freeze(t, s, id)
@@ -329,7 +329,7 @@ func TestCopyUpperFails(t *testing.T) {
 	layer := NewUpperLayer()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.CopyUpper(ctx, id, layer); !errors.Is(err, context.Canceled) || s.HasLayer(layer) {
+	if _, err := s.CopyUpper(ctx, id, layer); !errors.Is(err, context.Canceled) || s.HasLayer(layer) {
 		t.Errorf("cancelled: %v", err)
 	}
 	more := create(t, s)
@@ -337,7 +337,7 @@ func TestCopyUpperFails(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	copied := make(chan error, 1)
-	go func() { copied <- s.CopyUpper(ctx, more, layer) }()
+	go func() { _, err := s.CopyUpper(ctx, more, layer); copied <- err }()
 	testenv.Eventually(t, 30*time.Second, "a copy under way", func() bool {
 		staged, err := filepath.Glob(s.vol.path(stagingDir, "*", "upper", "d*", "f*"))
 		return err != nil || len(staged) > 0
@@ -347,10 +347,10 @@ func TestCopyUpperFails(t *testing.T) {
 		t.Errorf("cancelled on its way: %v", err)
 	}
 	testenv.Eventually(t, 30*time.Second, "nothing left", func() bool { return trashEmpty(t, s) })
-	if err := s.CopyUpper(t.Context(), sandbox.NewID(), layer); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := s.CopyUpper(t.Context(), sandbox.NewID(), layer); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("without an upper: %v", err)
 	}
-	if err := s.CopyUpper(t.Context(), id, digestN(1)); !errors.Is(err, sandbox.ErrInvalid) {
+	if _, err := s.CopyUpper(t.Context(), id, digestN(1)); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("to a digest: %v", err)
 	}
 	// The volume is filled to the last block and inode.
@@ -373,14 +373,14 @@ func TestCopyUpperFails(t *testing.T) {
 	for i := 0; err == nil; i++ {
 		err = os.WriteFile(filepath.Join(upper, fmt.Sprintf("more%d", i)), []byte(strings.Repeat("x", 100)), 0o600)
 	}
-	if err := s.CopyUpper(t.Context(), id, layer); sandbox.CodeOf(err) != "volume_full" || s.HasLayer(layer) {
+	if _, err := s.CopyUpper(t.Context(), id, layer); sandbox.CodeOf(err) != "volume_full" || s.HasLayer(layer) {
 		t.Errorf("on a full volume: %v", err)
 	}
 	if err := errors.Join(f.Close(), os.Remove(ballast)); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, 30*time.Second, "nothing left", func() bool { return trashEmpty(t, s) })
-	if err := s.CopyUpper(t.Context(), id, layer); err != nil || !s.HasLayer(layer) {
+	if _, err := s.CopyUpper(t.Context(), id, layer); err != nil || !s.HasLayer(layer) {
 		t.Errorf("with space: %v", err)
 	}
 }

@@ -90,6 +90,8 @@ func (w *copyWorker) link(l *copiedLink, dst int, name string) error {
 	return nil
 }
 
+var errReplaced = errors.New("it was replaced while it was copied")
+
 // regular copies a regular file. A name that meanwhile is something else does
 // no harm: nothing is followed, and opening a pipe does not wait.
 func (w *copyWorker) regular(tree, src, dst int, name string) error {
@@ -103,7 +105,7 @@ func (w *copyWorker) regular(tree, src, dst int, name string) error {
 		return &os.PathError{Op: "stat", Path: name, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fmt.Errorf("%q was replaced while it was copied", name)
+		return fmt.Errorf("%q: %w", name, errReplaced)
 	}
 	return w.once(linkKey{tree, st.Ino}, &st, dst, name, func() error { return w.file(in, dst, name, &st) })
 }

@@ -22,7 +22,7 @@ import (
 
 // treeWork is what a daemon that will be killed does over and over.
 type treeWork struct {
-	Do     string // freeze, copy or flatten
+	Do     string // freeze, copy, delta or flatten
 	ID     sandbox.ID
 	Layers []string
 }
@@ -51,7 +51,11 @@ func treesUntilKilled(dir, work string) int {
 				err = s.FreezeUpper(id, NewUpperLayer())
 			}
 		case "copy":
-			err = s.CopyUpper(context.Background(), w.ID, NewUpperLayer())
+			_, err = s.CopyUpper(context.Background(), w.ID, NewUpperLayer())
+		case "delta":
+			if err = nextGeneration(s, w.ID); err == nil {
+				_, err = s.CopyUpper(context.Background(), w.ID, NewUpperLayer())
+			}
 		case "flatten":
 			_, err = s.Flatten(context.Background(), w.Layers)
 		}
@@ -79,7 +83,7 @@ func killedTrees(t *testing.T, do string) {
 	}
 	for range 2 {
 		layer := NewUpperLayer()
-		if err := s.CopyUpper(t.Context(), w.ID, layer); err != nil {
+		if _, err := s.CopyUpper(t.Context(), w.ID, layer); err != nil {
 			t.Fatal(err)
 		}
 		w.Layers = append(w.Layers, layer)

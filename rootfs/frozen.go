@@ -77,6 +77,24 @@ type upperInfo struct {
 	Layer string `json:"layer"`
 	Bytes int64  `json:"disk_bytes"` // blocks taken, shared ones too
 	Files int64  `json:"files"`      // inodes, directories too
+
+	On []string `json:"on,omitempty"` // of a copy: the earlier ones it lies on
+}
+
+// upperInfo reads the record of a layer that has one.
+func (s *Store) upperInfo(layer string) (info upperInfo, err error) {
+	dir, err := s.upperLayerDir(layer)
+	if err != nil {
+		return info, err
+	}
+	b, err := os.ReadFile(s.vol.path(dir, "layer.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &info)
+	}
+	if err != nil {
+		err = fmt.Errorf("rootfs: record of layer %s: %w", layer, err)
+	}
+	return info, err
 }
 
 // LayerUsage returns the bytes a layer takes on disk, as if it shared none,

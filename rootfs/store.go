@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
@@ -46,6 +47,9 @@ type Store struct {
 	imports *semaphore.Weighted
 
 	facts sync.Map // layerFacts by a layer's directory
+
+	boot    string      // this start of the machine
+	noClone atomic.Bool // the volume shares no blocks
 
 	mu    sync.Mutex          // guards the rest
 	mated map[string][]string // stacks with their mates, by those without
@@ -92,6 +96,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
+	if s.boot, err = bootID(); err != nil {
+		return nil, fmt.Errorf("rootfs: this start of the machine: %w", err)
+	}
 	if s.lock, err = lockDir(dir); err != nil {
 		return nil, err
 	}
@@ -114,7 +121,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	s.trash = startTrash(s.vol, s.ids)
-	if err := errors.Join(s.discardStaging(), s.discardHalfLayers()); err != nil {
+	if err := errors.Join(s.discardStaging(), s.discardHalfLayers(), s.forgetGone()); err != nil {
 		return nil, err
 	}
 	s.trash.wake()
@@ -186,7 +193,7 @@ func (s *Store) mountScratch() error {
 }
 
 func (s *Store) prepareDirs() error {
-	for _, d := range []string{layersDir, sandboxesDir, volumesDir, stagingDir, trashDir} {
+	for _, d := range []string{layersDir, sandboxesDir, volumesDir, stagingDir, copiesDir, trashDir} {
 		if err := os.Mkdir(s.vol.path(d), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("rootfs: prepare volume: %w", err)
 		}

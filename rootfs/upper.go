@@ -167,7 +167,7 @@ func (s *Store) Discard(id sandbox.ID, _ int) error {
 	if _, err := s.sandboxDir(id); err != nil {
 		return err
 	}
-	return s.trash.add(filepath.Join(sandboxesDir, string(id)))
+	return errors.Join(s.forget(id), s.trash.add(filepath.Join(sandboxesDir, string(id))))
 }
 
 // SetAside is Discard for an upper whose root is still mounted: its files go
@@ -177,7 +177,7 @@ func (s *Store) SetAside(id sandbox.ID, _ int) (release func(), err error) {
 	if _, err := s.sandboxDir(id); err != nil {
 		return nil, err
 	}
-	return s.trash.wake, s.trash.take(filepath.Join(sandboxesDir, string(id)))
+	return s.trash.wake, errors.Join(s.forget(id), s.trash.take(filepath.Join(sandboxesDir, string(id))))
 }
 
 // Uppers lists the sandboxes that have an upper.

@@ -419,8 +419,8 @@ func (f fakeRoots) ThawUpper(id sandbox.ID, layer string) error {
 	})
 }
 
-func (f fakeRoots) CopyUpper(_ context.Context, _ sandbox.ID, layer string) error {
-	return f.step("rootfs.copy", func() { f.layers[layer] = true })
+func (f fakeRoots) CopyUpper(_ context.Context, _ sandbox.ID, layer string) ([]string, error) {
+	return nil, f.step("rootfs.copy", func() { f.layers[layer] = true })
 }
 
 func (f fakeRoots) HasLayer(layer string) bool {

@@ -69,7 +69,7 @@ type Roots interface {
 	Uppers() ([]sandbox.ID, error)
 	FreezeUpper(id sandbox.ID, layer string) error
 	ThawUpper(id sandbox.ID, layer string) error
-	CopyUpper(ctx context.Context, id sandbox.ID, layer string) error
+	CopyUpper(ctx context.Context, id sandbox.ID, layer string) (on []string, err error)
 	Unchanged(id sandbox.ID) (bool, error)
 	UpperStamp(id sandbox.ID) (string, error)
 	HasLayer(layer string) bool

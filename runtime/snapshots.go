@@ -140,20 +140,26 @@ func (m *Manager) copyRoot(ctx context.Context, b *box, sb sandbox.Sandbox, snap
 			err = errors.Join(err, m.roots.RemoveLayer(layer), m.state.ReleaseSnapshot(clean, snap.ID))
 		}
 	}()
-	if err := m.copyHeld(ctx, b, sb, layer); err != nil {
+	on, err := m.copyHeld(ctx, b, sb, layer)
+	if err != nil {
 		return snap, err
+	}
+	if len(on) > 0 { // it has what changed since those only
+		snap.Layers = slices.Concat(snap.Layers[:len(snap.Layers)-1], on, []string{layer})
+		snap.SizeBytes, snap.Files = 0, 0 // of its own layer; counted soon
 	}
 	return snap, m.state.PutSnapshot(ctx, snap, m.cfg.BootID)
 }
 
-// copyHeld copies the upper while the workload is frozen.
-func (m *Manager) copyHeld(ctx context.Context, b *box, sb sandbox.Sandbox, layer string) (err error) {
+// copyHeld copies the upper while the workload is frozen. It returns what the
+// copy lies on besides.
+func (m *Manager) copyHeld(ctx context.Context, b *box, sb sandbox.Sandbox, layer string) (on []string, err error) {
 	if sb.Status == sandbox.StatusRunning {
 		defer func() {
 			err = errors.Join(err, m.cgroup.Thaw(context.WithoutCancel(ctx), b.id))
 		}()
 		if err := m.cgroup.Freeze(ctx, b.id); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	return m.roots.CopyUpper(ctx, b.id, layer)
