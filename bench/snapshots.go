@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -147,7 +146,8 @@ const (
 )
 
 // snapshots freezes an idle sandbox that wrote nothing and one that wrote
-// much; and one at work that wrote much, against cp -a of the same files.
+// much; and one at work that wrote much, against cp -a of the same files, the
+// first time and again.
 func snapshots(ctx context.Context, b *bench) (err error) {
 	unmount, err := b.onXFS(ctx)
 	if err != nil {
@@ -167,10 +167,74 @@ func snapshots(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	return b.rounds(ctx, setting{name: "snapshot-live", title: "snapshot of a sandbox at work", unit: "ms", note: much + ", on XFS with reflinks; cp -a of the same files on the same volume"},
+	err = b.rounds(ctx, setting{name: "snapshot-live", title: "snapshot of a sandbox at work", unit: "ms", note: much + ", on XFS with reflinks; cp -a of the same files on the same volume"},
 		max(b.plan.transfers, 5), 1, b.settled, contestant{report.Us, take(true, true)},
 		contestant{cpReflink, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "always") }},
 		contestant{cpData, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "never") }})
+	if err != nil {
+		return err
+	}
+	return b.snapshotsAgain(ctx, d)
+}
+
+// snapshotsAgain takes one snapshot after another of one sandbox at work, after
+// some of its files changed; cp -a copies the same files, each time all.
+func (b *bench) snapshotsAgain(ctx context.Context, d *daemon) (err error) {
+	id, remove, err := d.inUse(ctx)
+	if err != nil {
+		return err
+	}
+	var taken []sandbox.SnapshotID
+	defer func() {
+		for _, s := range taken {
+			_, rerr := d.RemoveSnapshot(context.WithoutCancel(ctx), string(s))
+			err = errors.Join(err, rerr)
+		}
+		err = errors.Join(err, remove())
+	}()
+	if err := b.writeMuch(ctx, d, id, 1, 0); err != nil {
+		return err
+	}
+	if _, err := d.StartProcess(ctx, id, sandbox.ProcessSpec{Argv: forever}); err != nil {
+		return err
+	}
+	take := func(ctx context.Context) (float64, error) {
+		start := time.Now()
+		s, err := d.Snapshot(ctx, id, sandbox.SnapshotRequest{})
+		took := millis(start)
+		if err == nil {
+			taken = append(taken, s.ID)
+		}
+		if err == nil && !s.Live {
+			err = fmt.Errorf("snapshot %s was not taken live", s.ID)
+		}
+		return took, err
+	}
+	if _, err := take(ctx); err != nil {
+		return err
+	}
+	turn := 0
+	changed := func(oneIn int, then func(context.Context) (float64, error)) func(context.Context) (float64, error) {
+		return func(ctx context.Context) (float64, error) {
+			turn++
+			if err := b.writeMuch(ctx, d, id, oneIn, turn); err != nil {
+				return 0, err
+			}
+			if err := errors.Join(b.synced(), b.quiet(ctx, b.plan.calm, 100*b.plan.calm)); err != nil {
+				return 0, err
+			}
+			return then(ctx)
+		}
+	}
+	cs := []contestant{{report.Us, changed(100, take)}}
+	for _, oneIn := range []int{1000, 10} {
+		cs = append(cs, contestant{fmt.Sprintf("%s, 1 file in %d changed", report.Us, oneIn), changed(oneIn, take)})
+	}
+	cs = append(cs, contestant{cpReflink, changed(100, func(ctx context.Context) (float64, error) { return b.copyUpper(ctx, id, "always") })})
+	return b.rounds(ctx, setting{
+		name: "snapshot-again", title: "snapshot of a sandbox at work, again, after 1 file in 100 changed", unit: "ms",
+		note: fmt.Sprintf("of %d files, on XFS with reflinks; cp -a of all of them on the same volume", b.plan.smallFiles),
+	}, max(b.plan.transfers, 5), 1, b.settled, cs...)
 }
 
 // snapshotOf times the snapshot of a sandbox made for it, or, with reflink, a
@@ -182,7 +246,7 @@ func (b *bench) snapshotOf(ctx context.Context, d *daemon, write, busy bool, ref
 	}
 	defer func() { err = errors.Join(err, remove()) }()
 	if write {
-		if err := b.writeMuch(ctx, d, id); err != nil {
+		if err := b.writeMuch(ctx, d, id, 1, 0); err != nil {
 			return 0, err
 		}
 	}
@@ -210,16 +274,17 @@ func (b *bench) snapshotOf(ctx context.Context, d *daemon, write, busy bool, ref
 	return took, err
 }
 
-// writeMuch fills a sandbox with files whose bytes are all different.
-func (b *bench) writeMuch(ctx context.Context, d *daemon, id string) error {
+// writeMuch fills a sandbox with files whose bytes are all different, or
+// writes one in so many of them anew.
+func (b *bench) writeMuch(ctx context.Context, d *daemon, id string, oneIn, turn int) error {
 	r, w := io.Pipe()
 	go func() {
 		tw := tar.NewWriter(w)
 		each := b.plan.fileBytes / int64(b.plan.smallFiles)
 		body := slices.Repeat([]byte("0123456789abcdef"), int(each/16)+1)[:each]
 		var err error
-		for i := 0; i < b.plan.smallFiles && err == nil; i++ {
-			copy(body, strconv.Itoa(i))
+		for i := 0; i < b.plan.smallFiles && err == nil; i += oneIn {
+			copy(body, fmt.Sprintf("%d %d", turn, i))
 			err = tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%03d/f%06d", i/100, i), Mode: 0o644, Size: each, Typeflag: tar.TypeReg})
 			if err == nil {
 				_, err = tw.Write(body)

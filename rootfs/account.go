@@ -181,7 +181,9 @@ func (r *seenReader) file(f *seenFile, depth int) {
 		r.bad = true
 		return
 	}
-	f.dir.files = make([]seenFile, n)
+	if n > 0 {
+		f.dir.files = make([]seenFile, n)
+	}
 	for i := range f.dir.files {
 		if r.file(&f.dir.files[i], depth+1); r.bad {
 			return
