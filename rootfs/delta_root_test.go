@@ -110,6 +110,7 @@ func TestDeltaIsTheUpper(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
+					exported(t, s, h.layers, stack, what)
 					sameTree(t, what+", flattened", want, listStack(t, s, append(slices.Clone(h.layers), flat)...))
 					made = append(made, flat)
 				}
@@ -127,6 +128,38 @@ func TestDeltaIsTheUpper(t *testing.T) {
 	t.Logf("%d whole copies; %d of what changed, with %d of %d files", whole, deltas, files, all)
 	if whole == 0 || deltas < whole || files*2 > all {
 		t.Error("the copies are not what this is to test")
+	}
+}
+
+// exported writes a stack as layers of an image, which show the same.
+func exported(t testing.TB, s *Store, base, own []string, what string) {
+	t.Helper()
+	var images []string
+	before, err := s.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stack := slices.Concat(base, own)
+	for _, b := range exportAll(t, s, stack) {
+		l, err := s.ImportLayer(t.Context(), diffIDOf(b), bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		images = append(images, l.Digest)
+	}
+	var got []string
+	for _, c := range diffOf(t, s, stack, images, "") {
+		got = append(got, string(c.Kind)+" "+c.Path)
+	}
+	if len(got) > 0 {
+		t.Errorf("%s, as an image: %q", what, got[:min(10, len(got))])
+	}
+	for _, l := range slices.Compact(slices.Sorted(slices.Values(images))) {
+		if !slices.Contains(before, l) {
+			if err := s.RemoveLayer(l); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 
