@@ -185,6 +185,9 @@ func (t *trial) far(f flow) sandbox.NetworkVerdict {
 	if tcpOrUDP && (f.port == portDNS || f.port == portDoT) {
 		return t.decide(false, stepDNS, "", "names are asked of the daemon's resolver, %s, and of nobody else", t.table.gateway)
 	}
+	if t.link.policy.HTTP != nil && tcpOrUDP && (f.port == portHTTP || f.port == portHTTPS) {
+		return t.decide(false, stepGate, "", "web traffic goes through the daemon's gate, which speaks TCP and not QUIC")
+	}
 	if r, ok := t.denied(f); ok {
 		t.decide(false, stepDeny, r, "a deny rule names it")
 		return t.mend("sandbox net set %s --remove %s", t.ref(), r)
@@ -317,11 +320,13 @@ func (s scene) explainName(l linkPlan, name, protocol string, port uint16) sandb
 
 // permitted is the verdict on a name that a rule permits.
 func (t *trial) permitted(rule, why string) sandbox.NetworkVerdict {
-	web := t.v.Protocol == sandbox.ProtocolTCP && (t.v.Port == portHTTP || t.v.Port == portHTTPS)
+	gated := t.link.policy.HTTP != nil && t.v.Protocol != sandbox.ProtocolICMP && (t.v.Port == portHTTP || t.v.Port == portHTTPS)
 	switch {
-	case web && t.link.policy.HTTP != nil && t.services.Gate == 0:
+	case gated && t.v.Protocol == sandbox.ProtocolUDP:
+		return t.decide(false, stepGate, "", "web traffic goes through the daemon's gate, which speaks TCP and not QUIC")
+	case gated && t.services.Gate == 0:
 		return t.decide(false, stepGate, "", "web traffic goes through the daemon's gate, which does not run")
-	case web && t.link.policy.HTTP != nil && t.v.Port == portHTTP && len(t.link.policy.HTTP.Rules) > 0:
+	case gated && t.v.Port == portHTTP && len(t.link.policy.HTTP.Rules) > 0:
 		t.pass(stepAllow, "%s", why)
 		return t.decide(true, stepGate, rule, "%s; the gate then judges each request by the policy's http rules", why)
 	case (t.v.Port == portDNS || t.v.Port == portDoT) && t.v.Protocol != sandbox.ProtocolICMP:
