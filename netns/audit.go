@@ -32,6 +32,7 @@ type auditor struct {
 	log  *slog.Logger
 	tell func(sandbox.NetworkNews)
 	name func(index int) (string, error) // of a link
+	why  func(sandbox.ID, loggedPacket) string
 
 	lost atomic.Uint64 // times that packets were lost to a full buffer
 
@@ -53,8 +54,8 @@ type linkOwner struct {
 // startAuditor reads until stop. Where the groups cannot be bound, because an
 // earlier daemon is still ending or the kernel has no packet log, it tries
 // again now and then: sandboxes are guarded all the same.
-func startAuditor(log *slog.Logger, tell func(sandbox.NetworkNews), name func(int) (string, error)) *auditor {
-	a := &auditor{log: log, tell: tell, name: name, done: make(chan struct{}), wake: make(chan struct{}), links: map[int]linkOwner{}}
+func startAuditor(log *slog.Logger, tell func(sandbox.NetworkNews), name func(int) (string, error), why func(sandbox.ID, loggedPacket) string) *auditor {
+	a := &auditor{log: log, tell: tell, name: name, why: why, done: make(chan struct{}), wake: make(chan struct{}), links: map[int]linkOwner{}}
 	socket, err := openPacketLog(logGranted, logRefused)
 	if err == nil {
 		a.socket = socket // bound before the first sandbox sends anything
@@ -138,9 +139,13 @@ func (a *auditor) packet(l loggedPacket) {
 	switch {
 	case from.ok:
 		n.Sandbox, n.Dest, n.Port = from.id, l.dst.String(), l.dstPort
+		if l.group == logRefused {
+			n.Why = a.why(from.id, l)
+		}
 	case to.ok:
 		// What came in is told by the port it came for.
 		n.Sandbox, n.Dest, n.Port, n.Inbound = to.id, l.src.String(), l.dstPort, true
+		n.Why = whyUnasked
 	default:
 		return // the link went meanwhile, or the packet was never a sandbox's
 	}

@@ -4,6 +4,7 @@ package netns
 
 import (
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ func (e *ear) count(match func(sandbox.NetworkNews) bool) (n int) {
 func (e *ear) expect(t *testing.T, want sandbox.NetworkNews) {
 	t.Helper()
 	same := func(n sandbox.NetworkNews) bool {
-		return n.Sandbox == want.Sandbox && n.Type == want.Type && n.Protocol == want.Protocol && n.Dest == want.Dest && n.Port == want.Port && n.Inbound == want.Inbound
+		return n.Sandbox == want.Sandbox && n.Type == want.Type && n.Protocol == want.Protocol && n.Dest == want.Dest && n.Port == want.Port && n.Inbound == want.Inbound && (want.Why == "" || n.Why == want.Why)
 	}
 	for deadline := time.Now().Add(5 * time.Second); e.count(same) == 0; <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -61,8 +62,8 @@ func TestAuditTells(t *testing.T) {
 	h := openHost(t, Config{Tell: e.tell})
 	b := newBox(t, 5, sandbox.NetworkOpen)
 	own := attach(t, h, b)
-	news := func(kind, protocol, dest string, port uint16) sandbox.NetworkNews {
-		return sandbox.NetworkNews{Sandbox: b.ID, Type: kind, Protocol: protocol, Dest: dest, Port: port}
+	news := func(kind, protocol, dest string, port uint16, why ...string) sandbox.NetworkNews {
+		return sandbox.NetworkNews{Sandbox: b.ID, Type: kind, Protocol: protocol, Dest: dest, Port: port, Why: strings.Join(why, "")}
 	}
 	reaches(t, b, "tcp4", publicAddr+":80")
 	e.expect(t, news(sandbox.EventNetAllowed, "tcp", publicAddr, 80))
@@ -72,25 +73,27 @@ func TestAuditTells(t *testing.T) {
 	reaches(t, b, "udp4", publicAddr+":99")
 	e.expect(t, news(sandbox.EventNetAllowed, "udp", publicAddr, 99))
 	denied(t, b, "tcp4", privateAddr+":80")
-	e.expect(t, news(sandbox.EventNetDenied, "tcp", privateAddr, 80))
+	e.expect(t, news(sandbox.EventNetDenied, "tcp", privateAddr, 80, stepClosed))
 	denied(t, b, "udp4", metadataAddr+":99")
-	e.expect(t, news(sandbox.EventNetDenied, "udp", metadataAddr, 99))
+	e.expect(t, news(sandbox.EventNetDenied, "udp", metadataAddr, 99, stepClosed))
 	denied(t, b, "tcp4", hostAddr+":22") // the host itself
-	e.expect(t, news(sandbox.EventNetDenied, "tcp", hostAddr, 22))
+	e.expect(t, news(sandbox.EventNetDenied, "tcp", hostAddr, 22, stepHost))
+	denied(t, b, "udp4", publicAddr+":53")
+	e.expect(t, news(sandbox.EventNetDenied, "udp", publicAddr, 53, stepDNS))
 
 	// IPv6, forged sources, protocols nobody asked for.
 	must(t, sendFrame(b.NetNS, guestLink, frame6(hostMAC(b.Slot), sandboxMAC(b.Slot), netipAddr("2001:db8::2"), netipAddr("2001:db8::1"), 7777, "six")))
 	off := linkName(b.ID)
 	must(t, writeSysctl("net/ipv6/conf/"+off+"/disable_ipv6", "0"))
 	must(t, sendFrame(b.NetNS, guestLink, frame6(hostMAC(b.Slot), sandboxMAC(b.Slot), netipAddr("2001:db8::2"), netipAddr("2001:db8::1"), 7777, "six")))
-	e.expect(t, news(sandbox.EventNetDenied, "ipv6", "2001:db8::1", 7777))
+	e.expect(t, news(sandbox.EventNetDenied, "ipv6", "2001:db8::1", 7777, stepIPv6))
 	must(t, sendRaw(b.NetNS, packet(netipAddr("1.2.3.4"), netipAddr(publicAddr), 7777, "forged")))
-	e.expect(t, news(sandbox.EventNetDenied, "udp", publicAddr, 7777))
+	e.expect(t, news(sandbox.EventNetDenied, "udp", publicAddr, 7777, whyForged))
 
 	// From outside, unasked.
 	routeBack(t, w, h)
 	must(t, sendRaw(w.internet, packet(netipAddr(publicAddr), own, 4444, "unasked")))
-	in := news(sandbox.EventNetDenied, "udp", publicAddr, 4444)
+	in := news(sandbox.EventNetDenied, "udp", publicAddr, 4444, whyUnasked)
 	in.Inbound = true
 	e.expect(t, in)
 }

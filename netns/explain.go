@@ -33,7 +33,9 @@ const (
 type scene struct {
 	table    tablePlan
 	services Services
-	boxes    map[sandbox.ID]linkPlan
+	// tenant finds the sandbox that has an address.
+	tenant func(netip.Addr) (linkPlan, bool)
+	boxes  []linkPlan // for names
 	// local says what kind of an address of the host's it is, empty for none.
 	local func(netip.Addr) string
 	// pins are those of the sandbox in question, by the keys of its set.
@@ -157,12 +159,8 @@ func (t *trial) web(f flow) (sandbox.NetworkVerdict, bool) {
 
 // neighbour finds the other sandbox that has an address and a link.
 func (t *trial) neighbour(f flow) (linkPlan, bool) {
-	for _, other := range t.boxes {
-		if other.addr == f.dest && other.id != t.link.id && other.connected {
-			return other, true
-		}
-	}
-	return linkPlan{}, false
+	other, ok := t.tenant(f.dest)
+	return other, ok && other.id != t.link.id && other.connected
 }
 
 // fellow judges what goes to another sandbox of the group.
@@ -339,4 +337,29 @@ func (t *trial) permitted(rule, why string) sandbox.NetworkVerdict {
 func isPeerName(l linkPlan, name, group string) bool {
 	name = strings.TrimSuffix(name, "."+group+".internal")
 	return name == string(l.id) || l.title != "" && name == l.title
+}
+
+// The reasons of refusals that no policy names.
+const (
+	whyForged  = "forged"  // not from the sandbox's own address
+	whyUnasked = "unasked" // nothing that the sandbox began
+	whyLimit   = "limit"   // beyond a limit of the policy
+	whyState   = "state"   // of no flow that there is
+)
+
+// whyRefused is the step by which a packet of a sandbox was refused, as far as
+// that can be told afterwards: without asking the kernel for pins, which only
+// permit.
+func (s scene) whyRefused(l linkPlan, p loggedPacket) string {
+	if p.version == 4 && p.src != l.addr {
+		return whyForged
+	}
+	v := s.explain(l, flow{p.dst, p.protocol, p.dstPort})
+	switch {
+	case !v.Allowed:
+		return v.Step
+	case l.policy.Limits != (sandbox.NetworkLimits{}):
+		return whyLimit
+	}
+	return whyState
 }

@@ -114,7 +114,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, errors.Join(err, h.Close())
 	}
 	if cfg.Tell != nil {
-		h.audit = startAuditor(h.log, cfg.Tell, h.linkNameOf)
+		h.audit = startAuditor(h.log, cfg.Tell, h.linkNameOf, h.whyRefused())
 	}
 	return h, nil
 }

@@ -97,10 +97,7 @@ func (h *Host) livePins(l linkPlan) (map[string]livePin, error) {
 
 // scene reads what a verdict on l depends on.
 func (h *Host) scene(l linkPlan) (scene, error) {
-	s := scene{table: h.table.plan, boxes: map[sandbox.ID]linkPlan{}}
-	for _, other := range h.links() {
-		s.boxes[other.id] = other
-	}
+	s := scene{table: h.table.plan, boxes: h.links(), tenant: h.linkAt}
 	var err error
 	if s.services.DNS, err = h.servicePort(setResolver); err != nil {
 		return s, err
@@ -114,6 +111,38 @@ func (h *Host) scene(l linkPlan) (scene, error) {
 	s.local, err = h.localAddresses()
 	return s, err
 }
+
+// linkAt returns the plan of the sandbox that has an address.
+func (h *Host) linkAt(addr netip.Addr) (linkPlan, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l, ok := h.known[h.tenants[addr]]
+	return l, ok
+}
+
+// whyRefused returns what tells the reason of a refusal. It asks the kernel
+// for the host's addresses at most every few seconds, and is for one goroutine.
+func (h *Host) whyRefused() func(sandbox.ID, loggedPacket) string {
+	var asked time.Time
+	s := scene{table: h.table.plan, tenant: h.linkAt, services: Services{DNS: portDNS, Gate: portHTTP}}
+	return func(id sandbox.ID, p loggedPacket) string {
+		l, ok := h.lookup(id)
+		if !ok {
+			return ""
+		}
+		if time.Since(asked) > localKeep {
+			local, err := h.localAddresses()
+			if err != nil {
+				return ""
+			}
+			s.local, asked = local, time.Now()
+		}
+		return s.whyRefused(l, p)
+	}
+}
+
+// localKeep is how long the host's addresses are believed.
+const localKeep = 5 * time.Second
 
 // servicePort reads where one of the daemon's services listens, 0 for nowhere.
 func (h *Host) servicePort(set string) (uint16, error) {

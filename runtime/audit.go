@@ -56,6 +56,7 @@ type auditBox struct {
 // auditKey says which news are the same.
 type auditKey struct {
 	kind, protocol, dest, why string
+	request                   string // to the gate
 	port                      uint16
 	inbound                   bool
 }
@@ -75,7 +76,10 @@ func newAudit(write func(context.Context, []sandbox.Event) error) *audit {
 // hear takes one piece of news. It never waits for anything.
 func (a *audit) hear(n sandbox.NetworkNews) {
 	now := a.now()
-	key := auditKey{n.Type, n.Protocol, clip(n.Dest, auditDest), clip(n.Why, auditDest), n.Port, n.Inbound}
+	key := auditKey{
+		kind: n.Type, protocol: n.Protocol, dest: clip(n.Dest, auditDest), why: clip(n.Why, auditDest),
+		request: clip(n.Detail["method"]+" "+n.Detail["path"], auditDest), port: n.Port, inbound: n.Inbound,
+	}
 	count := max(n.Count, 1)
 	a.mu.Lock()
 	defer a.mu.Unlock()
