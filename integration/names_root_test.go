@@ -139,6 +139,14 @@ func TestNames(t *testing.T) {
 	if internet.count("www.example.org.") == 0 {
 		t.Error("control: what is permitted is asked for upstream")
 	}
+	// So it is over TCP.
+	d.sh(t, "open", "echo 'options use-vc' >> /etc/resolv.conf")
+	if got := dial("open", "www.example.com"); got != "ok" {
+		t.Errorf("asking by TCP: %s", got)
+	}
+	if got := dial("open", "inside.example.com"); !strings.Contains(got, "no such host") {
+		t.Errorf("asking by TCP for a private address: %s", got)
+	}
 	// The C library agrees, and gives up at once.
 	if got := d.sh(t, "narrow", "getent ahostsv4 www.example.com | head -1"); !strings.HasPrefix(got, publicAddr) {
 		t.Errorf("getent: %q", got)

@@ -28,6 +28,7 @@ const (
 // client is what is kept of one sandbox while it asks.
 type client struct {
 	queries, heavy, flood, told *rate.Limiter
+	pinning                     chan struct{} // holds one
 
 	mu     sync.Mutex
 	inWork int
@@ -114,6 +115,7 @@ func (c *clients) get(id sandbox.ID, now time.Time) *client {
 			heavy:   rate.NewLimiter(heavyPerSecond, heavyBurst),
 			flood:   rate.NewLimiter(floodPerSecond, floodBurst),
 			told:    rate.NewLimiter(toldPerSecond, toldBurst),
+			pinning: make(chan struct{}, 1),
 		}
 		c.byID[id] = one
 	}

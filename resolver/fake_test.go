@@ -32,6 +32,7 @@ type network struct {
 	pins    []pinned
 	refuse  error // of Pin
 	discard bool  // do not remember pins
+	pinHook func()
 }
 
 func (n *network) Tenant(addr netip.Addr) (Tenant, bool) {
@@ -59,6 +60,9 @@ func (n *network) Peer(id sandbox.ID, name string) (netip.Addr, bool) {
 }
 
 func (n *network) Pin(_ context.Context, _ sandbox.ID, name string, addrs []netip.Addr, ttl time.Duration) error {
+	if n.pinHook != nil {
+		n.pinHook()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.refuse != nil {

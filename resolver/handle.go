@@ -123,7 +123,7 @@ func (s *Server) respond(ctx context.Context, from netip.Addr, req *dns.Msg) *dn
 		r = s.decide(ctx, c, now, p, q)
 	}
 	if r.pin {
-		if err := s.pin(ctx, t.ID, q, r); err != nil {
+		if err := s.pin(ctx, c, t.ID, q, r); err != nil {
 			s.warn("open a name's addresses to a sandbox", "sandbox", t.ID, "name", q.Name, "err", err)
 			r = refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, "sandboxd: the addresses could not be opened: "+reason(err))
 		}
@@ -355,7 +355,17 @@ func header(name string, rrtype uint16, ttl time.Duration) dns.RR_Header {
 }
 
 // pin opens the addresses of a reply for as long as the sandbox may use it.
-func (s *Server) pin(ctx context.Context, id sandbox.ID, q dns.Question, r reply) error {
+// One of a sandbox and a few of all do so at a time: whoever changes the rules
+// for another reason must not wait behind everything that sandboxes ask.
+func (s *Server) pin(ctx context.Context, c *client, id sandbox.ID, q dns.Question, r reply) error {
+	for _, turn := range []chan struct{}{c.pinning, s.pinning} {
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	name, _ := normalize(q.Name)
 	return s.cfg.Sandboxes.Pin(ctx, id, name, r.addrs, max(r.ttl+pinGrace, minPin))
 }

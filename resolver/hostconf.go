@@ -21,9 +21,9 @@ const hostConfAge = 2 * time.Second
 // resolv.conf(5)).
 const maxServers = 3
 
-// NameServers returns the servers a resolv.conf's text names, in order, at
+// nameServers returns the servers a resolv.conf's text names, in order, at
 // most three. Lines that make no sense are passed over, as resolvers do.
-func NameServers(text string) []netip.AddrPort {
+func nameServers(text string) []netip.AddrPort {
 	var out []netip.AddrPort
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -61,7 +61,7 @@ func (h *hostConf) get() []netip.AddrPort {
 	}
 	h.looked = time.Now()
 	if b, err := os.ReadFile(h.path); err == nil {
-		h.servers = NameServers(string(b))
+		h.servers = nameServers(string(b))
 	}
 	return h.servers
 }

@@ -97,6 +97,7 @@ type counters struct {
 // Bounds of the whole server.
 const (
 	totalInFlight  = 4096 // questions put upstream, a socket each
+	totalPinning   = 2    // changes of the rules
 	totalConns     = 1024 // TCP connections
 	strangerRate   = 50   // answers a second to nobody's addresses
 	warnEvery      = 10 * time.Second
@@ -124,6 +125,7 @@ type Server struct {
 	flights   singleflight.Group
 	clients   clients
 	inFlight  chan struct{}
+	pinning   chan struct{}
 	strangers *rate.Limiter
 	warnings  *rate.Limiter
 	stats     counters
@@ -151,6 +153,7 @@ func newServer(cfg Config) *Server {
 		cache:     newCache(cacheBytes),
 		clients:   clients{byID: map[sandbox.ID]*client{}},
 		inFlight:  make(chan struct{}, totalInFlight),
+		pinning:   make(chan struct{}, totalPinning),
 		strangers: rate.NewLimiter(strangerRate, strangerRate),
 		warnings:  rate.NewLimiter(rate.Every(warnEvery), warnBurst),
 	}
@@ -250,14 +253,20 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
+// Upstreams returns whom the server asks now for sandboxes whose policy names
+// nobody.
+func (s *Server) Upstreams() []netip.AddrPort {
+	if len(s.cfg.Upstreams) > 0 {
+		return s.cfg.Upstreams
+	}
+	return s.hostConf.get()
+}
+
 // upstreamsFor returns whom to ask for a sandbox: those of its policy that may
 // be asked, else the daemon's.
 func (s *Server) upstreamsFor(p *policy) []netip.AddrPort {
 	if len(p.source.DNS) == 0 {
-		if len(s.cfg.Upstreams) > 0 {
-			return s.cfg.Upstreams
-		}
-		return s.hostConf.get()
+		return s.Upstreams()
 	}
 	var out []netip.AddrPort
 	for _, addr := range p.source.DNS {

@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +188,42 @@ func TestFewInFlight(t *testing.T) {
 	}
 }
 
+// TestFewPinAtOnce: a sandbox that asks much has one turn at the rules, not
+// one for each question.
+func TestFewPinAtOnce(t *testing.T) {
+	b := newBench(t, allow("*.example.com"), "www.example.com. 60 IN A 93.184.216.34")
+	b.net.tenants[netip.MustParseAddr("10.213.0.9")] = Tenant{ID: "sbffffffffffff", Policy: allow("*.example.com")}
+	b.get(t, "www.example.com.", dns.TypeA) // the cache knows it now
+	var at, most atomic.Int64
+	release := make(chan struct{})
+	b.net.pinHook = func() {
+		if n := at.Add(1); n > most.Load() {
+			most.Store(n)
+		}
+		<-release
+		at.Add(-1)
+	}
+	var all sync.WaitGroup
+	ask := func(from netip.Addr) {
+		all.Go(func() {
+			if r := b.respond(t.Context(), from, question("www.example.com.", dns.TypeA)); r.Rcode != ok {
+				t.Errorf("%s: %s", from, dns.RcodeToString[r.Rcode])
+			}
+		})
+	}
+	for range 30 {
+		ask(client1)
+	}
+	waitFor(t, "the first at the rules", func() bool { return at.Load() == 1 })
+	ask(netip.MustParseAddr("10.213.0.9"))
+	waitFor(t, "another sandbox at the rules", func() bool { return at.Load() == 2 })
+	close(release)
+	all.Wait()
+	if most.Load() != 2 {
+		t.Errorf("%d at once", most.Load())
+	}
+}
+
 // TestFewInWork: a sandbox whose questions hang does not gather more of them.
 func TestFewInWork(t *testing.T) {
 	b := newBench(t, allow("*"))
@@ -335,7 +373,7 @@ func FuzzUpstream(f *testing.F) {
 func FuzzResolvConf(f *testing.F) {
 	f.Add("nameserver 192.0.2.1\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, s := range NameServers(text) {
+		for _, s := range nameServers(text) {
 			if !s.IsValid() || s.Port() != 53 {
 				t.Errorf("%q: %v", text, s)
 			}

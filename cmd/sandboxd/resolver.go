@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 
 	"github.com/sandboxd/sandboxd/gate"
 	"github.com/sandboxd/sandboxd/netns"
@@ -30,11 +29,13 @@ func (n tenants) Tenant(addr netip.Addr) (resolver.Tenant, bool) {
 // openServices opens what the daemon serves to sandboxes on the gateway's
 // address, and has their questions sent there. The sandboxes must be known
 // already: a stranger is refused.
-func openServices(ctx context.Context, c config, network *netns.Host, secrets gate.Secrets, tell func(sandbox.NetworkNews), log *slog.Logger, opened *closers) error {
+func openServices(ctx context.Context, c config, p *parts, secrets gate.Secrets, tell func(sandbox.NetworkNews), log *slog.Logger, opened *closers) error {
+	network := p.network
 	names, err := openResolver(c, network, tell, log)
 	if err != nil {
 		return err
 	}
+	p.names = names
 	opened.add(names.Close)
 	web, err := openGate(c, network, names, secrets, tell, log)
 	if err != nil {
@@ -47,21 +48,15 @@ func openServices(ctx context.Context, c config, network *netns.Host, secrets ga
 	return nil
 }
 
-// checkNames tells whom the daemon asks for names.
+// checkNames tells whom the daemon asks for names, and how that goes.
 func (d *doctor) checkNames() sandbox.Check {
-	const mend = "set network.resolvers, or name a server in " + resolver.ResolvConf
-	if len(d.cfg.Network.Resolvers) > 0 {
-		return ok("names", fmt.Sprintf("asks %v, as configured", d.cfg.Network.Resolvers))
-	}
-	b, err := os.ReadFile(resolver.ResolvConf)
-	if err != nil {
-		return warn("names", err.Error(), mend)
-	}
-	servers := resolver.NameServers(string(b))
+	servers := d.parts.names.Upstreams()
 	if len(servers) == 0 {
-		return warn("names", resolver.ResolvConf+" names no server: sandboxes get no addresses of names", mend)
+		return warn("names", "nobody to ask: sandboxes get no addresses of names", "set network.resolvers, or name a server in "+resolver.ResolvConf)
 	}
-	return ok("names", fmt.Sprintf("asks %v, of %s", servers, resolver.ResolvConf))
+	n := d.parts.names.Stats()
+	return ok("names", fmt.Sprintf("asks %v; sandboxes asked %d times since the start: %d refused, %d too fast; %d from the cache; %d times a server failed",
+		servers, n.Queries, n.Denied, n.Limited, n.CacheHits, n.UpstreamErrors))
 }
 
 // openResolver opens the resolver of sandboxes.

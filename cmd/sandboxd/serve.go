@@ -27,6 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/resolver"
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/launch"
@@ -88,7 +89,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := m.Recover(ctx); err != nil {
 		return fmt.Errorf("put the house in order after the last run: %w", err)
 	}
-	if err := openServices(ctx, c, parts.network, m, m.NetworkNews, log, &opened); err != nil {
+	if err := openServices(ctx, c, &parts, m, m.NetworkNews, log, &opened); err != nil {
 		return err
 	}
 	defer in.Close()
@@ -127,6 +128,7 @@ type parts struct {
 	tree    *cgroup.Tree
 	roots   *rootfs.Store
 	network *netns.Host
+	names   *resolver.Server
 }
 
 // assemble opens every package and hands them to the manager.
