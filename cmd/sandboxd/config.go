@@ -150,10 +150,13 @@ func builtinConfig() config {
 		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
-		Pool:    poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
-		Build:   buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 100000},
-		Network: networkConfig{Pool: netip.MustParsePrefix("10.213.0.0/16"), PublishAddress: netip.AddrFrom4([4]byte{127, 0, 0, 1})},
-		Image:   "host", ImageCache: 4 << 30,
+		Pool:  poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
+		Build: buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 100000},
+		Network: networkConfig{
+			Pool: netip.MustParsePrefix("10.213.0.0/16"), PublishAddress: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+			Default: networkPolicy{sandbox.NetworkPolicy{Mode: sandbox.NetworkOff}}, Most: sandbox.NetworkOpen,
+		},
+		Image: "host", ImageCache: 4 << 30,
 		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
 	}
 }
