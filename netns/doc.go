@@ -82,8 +82,9 @@
 // which outlive the link and the daemon.
 //
 // A link's own chains and sets are named after it: deny-LINK looks the flow's
-// destination up in the intervals denied-LINK; allow-LINK in allowed-LINK and
-// in pins-LINK; limit-LINK has the limits of packets, new flows and flows.
+// destination up in the intervals denied-LINK; allow-LINK in allowed-LINK, in
+// pins-LINK and, of connections that exist, in past-LINK, where a change of
+// policy puts the addresses that names had before; limit-LINK has the limits of packets, new flows and flows.
 //
 // The first packet of a flow let out, and what is refused, go to the kernel's
 // packet log as far as the link's allowance reaches; the daemon reads it and

@@ -198,7 +198,16 @@ func (t *table) present() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_, chains, err := t.existing()
-	return len(chains) >= len(t.plan.chains), err
+	there := map[string]bool{}
+	for _, c := range chains {
+		there[c.Name] = true
+	}
+	for _, c := range t.plan.chains {
+		if !there[c.name] {
+			return false, err
+		}
+	}
+	return true, err
 }
 
 func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {

@@ -25,13 +25,15 @@ const (
 	maxPins  = 4096 // of one sandbox
 	pinSlack = time.Second
 	pinPrune = 30 * time.Second // between looks for what has expired
+	pastFor  = 24 * time.Hour   // that it is remembered for connections that go on
 )
 
 // pinned is what a sandbox has pinned; Host.order guards it.
 type pinned struct {
-	names  map[string]map[netip.Addr]time.Time // until when
+	names  map[string]map[netip.Addr]time.Time // until when; also what was, lately
 	keys   map[string]time.Time                // of the kernel's set
 	pruned time.Time
+	past   int // addresses of names when last pruned
 }
 
 // pinChange adds elements to a set of pins. Those of fresh are new to it.
@@ -116,12 +118,17 @@ func (b *pinned) makeRoom(now time.Time) []nftables.SetElement {
 	if len(b.keys) <= maxPins && now.Sub(b.pruned) < pinPrune {
 		return nil
 	}
-	b.pruned = now
+	b.pruned, b.past = now, 0
 	maps.DeleteFunc(b.keys, func(_ string, until time.Time) bool { return !until.After(now) })
 	for name, addrs := range b.names {
-		maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
-		if len(addrs) == 0 {
+		maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.Add(pastFor).After(now) })
+		if b.past += len(addrs); len(addrs) == 0 {
 			delete(b.names, name)
+		}
+	}
+	if b.past > 2*maxPins { // only what is pinned
+		for _, addrs := range b.names {
+			maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
 		}
 	}
 	over := len(b.keys) - maxPins
@@ -146,11 +153,14 @@ func (h *Host) pinAgain(c *change) {
 		if book == nil || !slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return s.name == l.own("pins") }) {
 			continue
 		}
-		p := pinChange{set: l.pinSet()}
+		p, past := pinChange{set: l.pinSet()}, pinChange{set: l.pastSet()}
 		book.keys = map[string]time.Time{}
 		for _, name := range slices.SortedFunc(maps.Keys(book.names), cmp.Compare) {
 			for _, t := range l.pins.tails(l.allow, name) {
 				for addr, until := range book.names[name] {
+					if len(past.fresh) < 2*maxPins {
+						past.fresh = append(past.fresh, nftables.SetElement{Key: t.key(addr), Timeout: pastFor, Comment: name})
+					}
 					if until.After(now) && len(book.keys) < maxPins {
 						p.put(book, t.key(addr), name, until, now)
 					}
@@ -158,7 +168,8 @@ func (h *Host) pinAgain(c *change) {
 			}
 		}
 		p.fresh, p.again = uniqueKeys(append(p.fresh, p.again...)), nil
-		c.pins = append(c.pins, p)
+		past.fresh = uniqueKeys(past.fresh)
+		c.pins = append(c.pins, p, past)
 	}
 }
 
@@ -186,27 +197,42 @@ func (h *Host) links() []linkPlan {
 func (h *Host) readPins(want map[sandbox.ID]linkPlan, have map[string]held) error {
 	now := time.Now()
 	for id, l := range want {
-		set := l.own("pins")
-		if h.pins[id] != nil || !slices.Contains(have[l.name].sets, set) {
+		if h.pins[id] != nil || !slices.Contains(have[l.name].sets, l.own("pins")) {
 			continue
 		}
-		elems, err := h.table.list(set)
-		if err != nil {
-			return err
-		}
 		book := &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}, pruned: now}
-		for _, e := range elems {
-			if len(e.Key) != 12 || e.Comment == "" {
+		for _, set := range []string{l.own("past"), l.own("pins")} {
+			if !slices.Contains(have[l.name].sets, set) {
 				continue
 			}
-			until := now.Add(e.Expires)
-			book.keys[string(e.Key)] = until
-			if book.names[e.Comment] == nil {
-				book.names[e.Comment] = map[netip.Addr]time.Time{}
+			elems, err := h.table.list(set)
+			if err != nil {
+				return err
 			}
-			book.names[e.Comment][netip.AddrFrom4([4]byte(e.Key[:4]))] = until
+			for _, e := range elems {
+				until := now // of the past
+				if set == l.own("pins") {
+					until = now.Add(e.Expires)
+				}
+				book.learn(e, until)
+			}
+			if set == l.own("past") {
+				clear(book.keys)
+			}
 		}
 		h.pins[id] = book
 	}
 	return nil
+}
+
+// learn notes an element of the kernel's.
+func (b *pinned) learn(e nftables.SetElement, until time.Time) {
+	if len(e.Key) != 12 || e.Comment == "" {
+		return
+	}
+	b.keys[string(e.Key)] = until
+	if b.names[e.Comment] == nil {
+		b.names[e.Comment] = map[netip.Addr]time.Time{}
+	}
+	b.names[e.Comment][netip.AddrFrom4([4]byte(e.Key[:4]))] = until
 }

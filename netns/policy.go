@@ -250,20 +250,21 @@ func (t pinTail) key(addr netip.Addr) []byte {
 	return append(a[:], t.proto, 0, 0, 0, byte(t.port>>8), byte(t.port), 0, 0)
 }
 
-// rules returns the rules that permit what is pinned in a set.
-func (p pinPlan) rules(set string) []rulePlan {
+// rules returns the rules that permit what is pinned in a set, on conditions.
+func (p pinPlan) rules(set string, when ...part) []rulePlan {
 	var out []rulePlan
+	add := func(parts ...part) { out = append(out, rule(slices.Concat(when, parts, []part{in(set), accept})...)) }
 	if p.single {
-		out = append(out, rule(towardPort, in(set), accept))
+		add(towardPort)
 	}
 	if p.protocol {
-		out = append(out, rule(pinKey(nil, 0), in(set), accept))
+		add(pinKey(nil, 0))
 	}
 	if p.all {
-		out = append(out, rule(pinKey(new(byte(0)), 0), in(set), accept))
+		add(pinKey(new(byte(0)), 0))
 	}
 	for i, c := range p.classes {
-		out = append(out, rule(ports(c.proto, c.ports), pinKey(new(byte(pinClass)), uint16(i+1)), in(set), accept))
+		add(ports(c.proto, c.ports), pinKey(new(byte(pinClass)), uint16(i+1)))
 	}
 	return out
 }

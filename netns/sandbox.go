@@ -124,7 +124,7 @@ func (l linkPlan) own(what string) string { return what + "-" + l.name }
 
 // ownedBy is the reverse: the link that a chain or set belongs to.
 func ownedBy(name string) (link string, ok bool) {
-	for _, what := range []string{"deny", "allow", "limit", "denied", "allowed", "pins"} {
+	for _, what := range []string{"deny", "allow", "limit", "denied", "allowed", "pins", "past"} {
 		rest, found := bytes.CutPrefix([]byte(name), []byte(what+"-"))
 		if _, known := linkID(string(rest)); found && known {
 			return string(rest), true
@@ -149,9 +149,17 @@ func (l linkPlan) sets() []setPlan {
 	add("denied", l.denied)
 	add("allowed", l.allowed)
 	if !l.pins.empty() {
-		out = append(out, l.pinSet())
+		out = append(out, l.pinSet(), l.pastSet())
 	}
 	return out
+}
+
+// pastSet holds what names had before a change of policy, also what is not
+// pinned any more: connections that exist go on.
+func (l linkPlan) pastSet() setPlan {
+	s := l.pinSet()
+	s.name = l.own("past")
+	return s
 }
 
 func (l linkPlan) pinSet() setPlan {
@@ -168,7 +176,9 @@ func (l linkPlan) chains() []chainPlan {
 	if len(l.allowed) > 0 {
 		allow = append(allow, rule(towardPort, in(l.own("allowed")), accept))
 	}
-	if allow = append(allow, l.pins.rules(l.own("pins"))...); len(allow) > 0 {
+	allow = append(allow, l.pins.rules(l.own("pins"))...)
+	allow = append(allow, l.pins.rules(l.own("past"), state("established", stateEstablished))...)
+	if len(allow) > 0 {
 		out = append(out, chainPlan{name: l.own("allow"), rules: allow})
 	}
 	if limits := l.limits(); limits != nil {

@@ -437,6 +437,47 @@ func TestPolicyChangeJudgesLiveFlows(t *testing.T) {
 	}
 }
 
+// TestPolicyChangeKeepsFlowsOfExpiredPins: the name is still permitted, and a
+// connection to an address that it had goes on; a new one needs a new answer.
+func TestPolicyChangeKeepsFlowsOfExpiredPins(t *testing.T) {
+	w := newWorld(t)
+	h := openHost(t, Config{})
+	echoServer(t, w, publicAddr+":7")
+	b := policyBox(t, h, 115, allowing("www.example.com:7"))
+	pin(t, h, b, "www.example.com", publicAddr)
+	c := talker(t, b, publicAddr+":7")
+	echo := func() error {
+		_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err := c.Write([]byte("x\n")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, make([]byte, 2))
+		return err
+	}
+	must(t, echo())
+	expire := func() { // as if its time were over, in the kernel and here
+		h.order.Lock()
+		defer h.order.Unlock()
+		for name, addrs := range h.pins[b.ID].names {
+			for addr := range addrs {
+				h.pins[b.ID].names[name][addr] = time.Now()
+			}
+		}
+		clear(h.pins[b.ID].keys)
+		flush(t, h, func() { h.table.conn.FlushSet(setPlan{name: "pins-" + linkName(b.ID)}.kernel()) })
+	}
+	expire()
+	b.become(t, h, allowing("www.example.com:7", "9.9.9.9"))
+	must(t, echo())
+	denied(t, b, "tcp4", publicAddr+":7")
+	b.become(t, h, allowing("www.example.com:7", "9.9.9.8"))
+	must(t, echo())
+	b.become(t, h, allowing("other.example.com:7"))
+	if err := echo(); err == nil {
+		t.Error("a connection to a name that is not permitted any more goes on")
+	}
+}
+
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	h := openHost(t, Config{})
