@@ -212,8 +212,17 @@ func (in *Ingress) made(id sandbox.ID) (gone bool) {
 // listen opens the port, in.mu held. A host port of 0 becomes the one given.
 func (in *Ingress) listen(l *listener) {
 	at := l.port.Where()
+	family := "4" // said, so that 0.0.0.0 does not mean :: as well
+	if at.Addr().Is6() {
+		family = "6"
+	}
 	if l.port.Protocol == sandbox.ProtocolUDP {
-		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		c, err := net.ListenUDP("udp"+family, net.UDPAddrFromAddrPort(at))
+		if err == nil && at.Addr().IsUnspecified() {
+			if err = tellLocal(c); err != nil {
+				_ = c.Close() // the error says more
+			}
+		}
 		if err != nil {
 			l.err = listenError(l.port, err)
 			return
@@ -224,7 +233,7 @@ func (in *Ingress) listen(l *listener) {
 		l.close, l.err = u.close, nil
 		return
 	}
-	ln, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	ln, err := net.ListenTCP("tcp"+family, net.TCPAddrFromAddrPort(at))
 	if err != nil {
 		l.err = listenError(l.port, err)
 		return

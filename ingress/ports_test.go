@@ -240,3 +240,55 @@ func TestPublishUDP(t *testing.T) {
 		}
 	}
 }
+
+// TestAnswersComeFromTheAddressAsked: on all addresses each client hears from
+// the one it spoke to, and IPv4 is not IPv6.
+func TestAnswersComeFromTheAddressAsked(t *testing.T) {
+	h := newHouse("dev")
+	h.udp[53] = map[bool]string{false: echoing(t)}
+	h.servers[80] = answering(t)
+	in := open(t, h)
+	for at, clients := range map[string][]string{"0.0.0.0": {"127.0.0.1", "127.0.0.2", "127.1.2.3"}, "::": {"::1"}} {
+		p, err := in.Publish(t.Context(), "dev", sandbox.PortRequest{Address: netip.MustParseAddr(at), Port: 53, Protocol: "udp"}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range clients {
+			c, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr(to), p.HostPort).String()) // takes answers of that address alone
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := io.WriteString(c, to); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, 50)
+			if n, err := c.Read(buf); err != nil || string(buf[:n]) != to {
+				t.Errorf("%s on %s: %q, %v", to, at, buf[:n], err)
+			}
+		}
+	}
+	p, err := in.Publish(t.Context(), "dev", sandbox.PortRequest{Address: netip.IPv4Unspecified(), Port: 80}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := talk(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.9"), p.HostPort), "x"); err != nil || got != "x" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := talk(t, netip.AddrPortFrom(netip.IPv6Loopback(), p.HostPort), "x"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("0.0.0.0 listens on IPv6: %v", err)
+	}
+}
+
+func FuzzLocalOf(f *testing.F) {
+	f.Add(comeFrom(netip.MustParseAddr("192.0.2.1")))
+	f.Add(comeFrom(netip.MustParseAddr("2001:db8::1")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if a := localOf(b); a.IsValid() && localOf(comeFrom(a)) != a {
+			t.Errorf("%x: %s", b, a)
+		}
+	})
+}

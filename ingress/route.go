@@ -37,6 +37,7 @@ type router struct {
 
 	mu      sync.Mutex
 	servers []*http.Server // guarded by mu
+	told    time.Time      // guarded by mu; when a refusal was logged last
 }
 
 func newRouter(in *Ingress) *router {
@@ -240,7 +241,7 @@ func (r *router) admit(w http.ResponseWriter, req *http.Request, sb sandbox.Sand
 	token, clean, inQuery := queryToken(req.URL)
 	if inQuery {
 		if !public && !matches(token, hash) {
-			refuse(w, req)
+			r.refuse(w, req, sb.ID)
 			return false
 		}
 		req.URL = clean
@@ -255,7 +256,7 @@ func (r *router) admit(w http.ResponseWriter, req *http.Request, sb sandbox.Sand
 	}
 	// A token that is right is taken out of requests to public ports, too.
 	if !allowed(req.Header, hash, headers) && !public {
-		refuse(w, req)
+		r.refuse(w, req, sb.ID)
 		return false
 	}
 	return true
@@ -276,7 +277,16 @@ func (in *Ingress) access(id sandbox.ID, port int) (hash []byte, public bool) {
 }
 
 // refuse says that a token is needed, in the same words whatever was wrong.
-func refuse(w http.ResponseWriter, req *http.Request) {
+func (r *router) refuse(w http.ResponseWriter, req *http.Request, id sandbox.ID) {
+	r.mu.Lock()
+	tell := time.Since(r.told) >= tellEvery
+	if tell {
+		r.told = time.Now()
+	}
+	r.mu.Unlock()
+	if tell {
+		r.in.log.Warn("requests without a sandbox's token are refused", "sandbox", id, "client", req.RemoteAddr)
+	}
 	w.Header().Set("WWW-Authenticate", `Bearer realm="sandbox"`)
 	answer(w, req, problem(http.StatusUnauthorized, "token_required",
 		"this sandbox asks for its token: send it as "+tokenHeader+" or as a bearer token, or open the page once with ?"+tokenQuery+"=TOKEN"))

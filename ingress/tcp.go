@@ -29,6 +29,9 @@ type acceptor struct {
 // descriptors.
 const pauseAfter = 50 * time.Millisecond
 
+// tellEvery bounds how often the log tells of what happens often.
+const tellEvery = 10 * time.Second
+
 func (a *acceptor) run() {
 	for {
 		c, err := a.ln.AcceptTCP()
@@ -101,7 +104,7 @@ func (a *acceptor) serve(c *net.TCPConn) {
 func (a *acceptor) tell(what string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if time.Since(a.told) < 10*time.Second {
+	if time.Since(a.told) < tellEvery {
 		return
 	}
 	a.told = time.Now()

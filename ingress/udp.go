@@ -32,12 +32,19 @@ type associations struct {
 	wait chan struct{} // a token for each dial
 
 	mu     sync.Mutex
-	peers  map[netip.AddrPort]*association // guarded by mu
-	closed bool                            // guarded by mu
+	peers  map[peer]*association // guarded by mu
+	closed bool                  // guarded by mu
+}
+
+// peer is a client, and the address of the host it knows.
+type peer struct {
+	from  netip.AddrPort
+	local netip.Addr // invalid where the socket has but one
 }
 
 type association struct {
-	from netip.AddrPort
+	peer
+	oob  []byte      // makes answers come from peer.local
 	out  chan []byte // datagrams on their way in; full: they are lost, as datagrams are
 	last atomic.Int64
 	end  func()
@@ -45,14 +52,14 @@ type association struct {
 }
 
 func newAssociations(in *Ingress, p sandbox.Port, c *net.UDPConn) *associations {
-	return &associations{in: in, port: p, c: c, wait: make(chan struct{}, udpDials), peers: map[netip.AddrPort]*association{}}
+	return &associations{in: in, port: p, c: c, wait: make(chan struct{}, udpDials), peers: map[peer]*association{}}
 }
 
 // run takes datagrams until the socket is closed.
 func (u *associations) run() {
-	buf := make([]byte, maxDatagram)
+	buf, oob := make([]byte, maxDatagram), make([]byte, 128)
 	for {
-		n, from, err := u.c.ReadFromUDPAddrPort(buf)
+		n, control, _, from, err := u.c.ReadMsgUDPAddrPort(buf, oob)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -64,7 +71,7 @@ func (u *associations) run() {
 			}
 			continue
 		}
-		if a := u.peer(from); a != nil {
+		if a := u.peer(peer{from, localOf(oob[:control])}); a != nil {
 			a.last.Store(time.Now().UnixNano())
 			select {
 			case a.out <- append([]byte(nil), buf[:n]...):
@@ -75,7 +82,7 @@ func (u *associations) run() {
 }
 
 // peer returns a client's association, or nil where there are too many.
-func (u *associations) peer(from netip.AddrPort) *association {
+func (u *associations) peer(from peer) *association {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if a := u.peers[from]; a != nil {
@@ -89,7 +96,7 @@ func (u *associations) peer(from netip.AddrPort) *association {
 	default:
 		return nil
 	}
-	a := &association{from: from, out: make(chan []byte, 64), done: make(chan struct{})}
+	a := &association{peer: from, oob: comeFrom(from.local), out: make(chan []byte, 64), done: make(chan struct{})}
 	a.end = sync.OnceFunc(func() { close(a.done) })
 	u.peers[from] = a
 	u.in.tasks.Go(func() {
@@ -103,7 +110,7 @@ func (u *associations) forget(a *association) {
 	a.end()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.peers, a.from)
+	delete(u.peers, a.peer)
 }
 
 // serve carries one peer's datagrams. Where nobody listens on the sandbox's
@@ -152,7 +159,7 @@ func (u *associations) carry(a *association, c net.Conn, first []byte) (last []b
 			}
 			answered.Store(true)
 			a.last.Store(time.Now().UnixNano())
-			_, _ = u.c.WriteToUDPAddrPort(buf[:n], a.from) // lost, as datagrams are
+			_, _, _ = u.c.WriteMsgUDPAddrPort(buf[:n], a.oob, a.from) // lost, as datagrams are
 		}
 	})
 	idle := time.NewTimer(udpIdle)
