@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -290,6 +291,9 @@ func (c *campaign) judge(p oraclePolicy, shots []shot, fail func(string, ...any)
 		fail("at the other sandbox arrived: %s (%d times)", a, s.n)
 	}
 	for _, what := range c.host.arrived() {
+		if p.mode != sandbox.NetworkOff && strings.Contains(what, gatewayAddr+" ") && strings.HasSuffix(what, "p 53]]") {
+			continue // the daemon's resolver
+		}
 		fail("at the host arrived: %s", what)
 	}
 	for _, s := range shots {
@@ -335,7 +339,5 @@ func (c *campaign) enough() {
 		list = append(list, fmt.Sprintf("%s: %d", what, n))
 	}
 	slices.SortFunc(list, func(a, b string) int { return cmp.Compare(a, b) })
-	for _, line := range list {
-		c.t.Log(line)
-	}
+	c.t.Log(strings.Join(list, "; "))
 }
