@@ -117,6 +117,7 @@ var goals = []goal{
 	{"file of 1 GiB (quick run: 128 MiB) out: at least 300 MB/s", "MB/s", ours("file-down"), atLeast, 300, notRun},
 	{"20 network rules, beside the largest crowd with as many: create at most 1.3 times that without rules", relative, ruledOver, atMost, 1.3, notRun},
 	{"TCP out of a sandbox: at least 0.9 of a bare pair of links", relative, times("forward", veth), atLeast, 0.9, notRun},
+	{"TCP out of a sandbox: at least 0.9 of a router without rules", relative, times("forward", router), atLeast, 0.9, notRun},
 }
 
 // relative is the unit of the goals that hold on any machine.

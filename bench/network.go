@@ -98,7 +98,7 @@ func forward(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer home.Close()
-	if err := joinNamespaces(ctx, home, "bnup0", "93.184.216.1/24", far, "net0", "93.184.216.254/24"); err != nil {
+	if err := joinNamespaces(ctx, home, "bnup0", "93.184.216.1/24", far, "93.184.216.254/24"); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, command(context.WithoutCancel(ctx), "ip", "link", "del", "bnup0")) }()
@@ -157,9 +157,9 @@ func plainWires(ctx context.Context) (map[string]wire, error) {
 	}
 	wires := map[string]wire{veth: {ns[0], ns[1], "10.91.0.2:5201", nil}, router: {ns[2], ns[4], "10.93.0.2:5201", ns[3]}}
 	err := errors.Join(
-		joinNamespaces(ctx, ns[0], "net0", "10.91.0.1/24", ns[1], "net0", "10.91.0.2/24"),
-		joinNamespaces(ctx, ns[2], "net0", "10.92.0.1/24", ns[3], "net0", "10.92.0.2/24"),
-		joinNamespaces(ctx, ns[3], "net1", "10.93.0.1/24", ns[4], "net0", "10.93.0.2/24"),
+		joinNamespaces(ctx, ns[0], "net0", "10.91.0.1/24", ns[1], "10.91.0.2/24"),
+		joinNamespaces(ctx, ns[2], "net0", "10.92.0.1/24", ns[3], "10.92.0.2/24"),
+		joinNamespaces(ctx, ns[3], "net1", "10.93.0.1/24", ns[4], "10.93.0.2/24"),
 		linux.InNetNS(ns[2], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.92.0.2") }),
 		linux.InNetNS(ns[4], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.93.0.1") }),
 		linux.InNetNS(ns[3], func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }),
@@ -190,8 +190,10 @@ func namespace(ctx context.Context) (*os.File, error) {
 	return ns, errors.Join(err, oerr)
 }
 
-// joinNamespaces makes a pair of links between two namespaces.
-func joinNamespaces(ctx context.Context, a *os.File, linkA, cidrA string, z *os.File, linkZ, cidrZ string) error {
+// joinNamespaces makes a pair of links between two namespaces; in the second it
+// is called net0.
+func joinNamespaces(ctx context.Context, a *os.File, linkA, cidrA string, z *os.File, cidrZ string) error {
+	const linkZ = "net0"
 	add := exec.CommandContext(ctx, "ip", "link", "add", linkA, "type", "veth", "peer", "name", linkZ, "netns", "/proc/self/fd/3")
 	add.ExtraFiles = []*os.File{z}
 	raise := func(link, cidr string) func() error {
