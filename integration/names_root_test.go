@@ -3,7 +3,10 @@
 package integration
 
 import (
+	"fmt"
 	"net"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -208,4 +211,68 @@ func TestNamesSurvive(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestNamesUnderFlood: a sandbox that asks without end is answered and passed
+// on at its rate; others are answered as before, and the daemon does not grow.
+func TestNamesUnderFlood(t *testing.T) {
+	neighbours(t)
+	internet := startNameServer(t, map[string]string{"www.example.com.": "0 IN A " + publicAddr})
+	d := install(t, namesConfig)
+	policy := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"*.example.com:8080"}}
+	d.create(t, sandbox.Spec{Name: "noisy", Network: policy})
+	d.create(t, sandbox.Spec{Name: "quiet", Network: policy})
+	noisy, quiet := d.give(t, "noisy"), d.give(t, "quiet")
+	before := residentMiB(t, d.cmd.Process.Pid)
+	const seconds = 5
+	began := time.Now()
+	flood := make(chan outcomes)
+	go func() {
+		flood <- d.inside(t, "noisy", "root", noisy, "ask", "flood.example.com", strconv.Itoa(seconds))
+	}()
+	testenv.Eventually(t, 10*time.Second, "the flood has begun", func() bool { return internet.total() > 100 })
+	const target = "tcp/www.example.com:8080"
+	for range 10 {
+		if got := d.inside(t, "quiet", "root", quiet, "dial", target)[target]; got != "ok" {
+			t.Errorf("another sandbox, meanwhile: %s", got)
+		}
+	}
+	sent, err := strconv.Atoi((<-flood)["sent"])
+	took := time.Since(began)
+	passed := internet.total()
+	t.Logf("%d questions sent in %s, %d passed on; the daemon holds %d MiB, before %d", sent, took, passed, residentMiB(t, d.cmd.Process.Pid), before)
+	if most := 300 + int(100*(took.Seconds()+1)); err != nil || sent < 5*most || passed > most {
+		t.Errorf("of %d questions %d were passed on (%v), want at most %d", sent, passed, err, most)
+	}
+	if now := residentMiB(t, d.cmd.Process.Pid); now > before+64 {
+		t.Errorf("the daemon grew from %d to %d MiB", before, now)
+	}
+	// The one that was refused is answered again once it is calm.
+	testenv.Eventually(t, 10*time.Second, "the noisy one is answered again", func() bool {
+		return d.inside(t, "noisy", "root", noisy, "dial", target)[target] == "ok"
+	})
+}
+
+// residentMiB is what a process holds of memory.
+func residentMiB(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.Atoi(strings.Fields(string(b))[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * os.Getpagesize() >> 20
+}
+
+// total is how many questions it was asked.
+func (s *nameServer) total() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.asked {
+		n += one
+	}
+	return n
 }

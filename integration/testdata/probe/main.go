@@ -7,6 +7,7 @@
 //	probe status             tell ids, capabilities, no_new_privs and seccomp
 //	probe dial NET/ADDR...   connect to each address
 //	probe listen NET/ADDR    accept connections until killed
+//	probe ask ZONE SECONDS   ask for names below the zone, as fast as it goes
 //	probe tree DIR [OP]      change the tree as OP says (JSON); list it
 //	probe net FILE           make the network attempts in FILE (JSON); tell what came of each
 //	probe flow NET/ADDR TIME send a numbered message each millisecond for so long; tell how many were answered
@@ -75,6 +76,8 @@ func run(args []string) error {
 		return webAsks(args[0])
 	case verb == "flow" && len(args) == 2:
 		return flow(args[0], args[1])
+	case verb == "ask" && len(args) == 2:
+		return ask(args[0], args[1])
 	case verb == "tree" && len(args) == 1:
 		return tree(args[0], "")
 	case verb == "tree" && len(args) == 2:
