@@ -27,7 +27,7 @@ type NetworkNews struct {
 	Why      string // the step or rule that decided, where that is known
 	Detail   map[string]string
 	Addrs    []netip.Addr // of a name that was answered
-	Count    uint64 // how many packets, queries or requests; 0 means 1
+	Count    uint64       // how many packets, queries or requests; 0 means 1
 }
 
 // NetworkQuery asks what would become of a new flow.
