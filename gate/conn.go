@@ -83,7 +83,7 @@ func (s *Server) enter(c *conn) string {
 		return "the gate is closing"
 	case s.count[c.id] >= maxConnsSandbox:
 		return "too many web connections of this sandbox at one time"
-	case len(s.open) >= maxConns:
+	case len(s.open) >= maxConns && s.count[c.id] >= maxConnsFew, len(s.open) >= maxConnsHard:
 		return "too many web connections of all sandboxes at one time"
 	}
 	s.open[c] = true

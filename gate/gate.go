@@ -85,8 +85,10 @@ type Config struct {
 
 // Bounds of what sandboxes can have the gate hold.
 const (
-	maxConns        = 4096 // connections of all sandboxes
 	maxConnsSandbox = 256
+	maxConns        = 4096 // of all sandboxes; beyond, a sandbox still has a few,
+	maxConnsFew     = 8    // so that those who hold many do not shut out the others,
+	maxConnsHard    = 8192 // up to here
 	maxHeader       = 64 << 10
 	maxAnswerHeader = 256 << 10
 	maxHello        = 16 << 10

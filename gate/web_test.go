@@ -450,3 +450,39 @@ func TestWebNextTenant(t *testing.T) {
 		t.Errorf("read %q for the next tenant", n)
 	}
 }
+
+// TestCrowd fills the gate's book: who holds little gets in where who holds
+// much does not.
+func TestCrowd(t *testing.T) {
+	s := newServer(Config{})
+	in := func(id sandbox.ID) bool { return s.enter(&conn{server: s, id: id}) == "" }
+	s.sweeping = true // there is nothing to look after
+	entered := 0
+	for i := range maxConns {
+		if in(sandbox.ID(fmt.Sprint("heavy", i%32))) {
+			entered++
+		}
+	}
+	if entered != maxConns {
+		t.Fatalf("%d entered of %d", entered, maxConns)
+	}
+	if in("heavy1") {
+		t.Error("one who holds many got one more")
+	}
+	for i := range maxConnsFew {
+		if !in("light") {
+			t.Errorf("one who holds %d did not get another", i)
+		}
+	}
+	if in("light") {
+		t.Errorf("one who holds %d got one more", maxConnsFew)
+	}
+	for i := 0; len(s.open) < maxConnsHard; i++ {
+		if !in(sandbox.ID(fmt.Sprint("new", i))) {
+			t.Fatalf("%d in, and no place", len(s.open))
+		}
+	}
+	if in("last") {
+		t.Error("there is no end")
+	}
+}
