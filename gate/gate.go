@@ -246,9 +246,9 @@ func (s *Server) admit(tcp *net.TCPConn) {
 	}
 	c := &conn{TCPConn: tcp, server: s, id: t.ID, from: from, origin: origin}
 	if why := s.enter(c); why != "" {
-		refuseTCP(tcp)
 		s.crowded.Add(1)
 		s.tell(Event{Sandbox: t.ID, Kind: kindOf(origin.Port()), Port: origin.Port(), Origin: origin, Code: "gate_crowded", Detail: why})
+		refuseTCP(tcp)
 		return
 	}
 	if origin.Port() == portTLS {
