@@ -136,7 +136,7 @@ func TestNetworkChange(t *testing.T) {
 	d.create(t, sandbox.Spec{Name: "s", Network: flips[0][0]})
 	probe := d.give(t, "s")
 	n := testenv.Cycles(t, 10, 50)
-	long := time.Duration(n)*3*time.Second + 10*time.Second
+	long := time.Duration(n)*1500*time.Millisecond + 5*time.Second
 	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP, long), d.startFlow(t, "s", probe, "udp4", keptUDP, long)}
 	var slowest time.Duration
 	began := time.Now()
@@ -189,8 +189,8 @@ func TestNetworkChangeSurvivesKills(t *testing.T) {
 	d := install(t, networkConfig)
 	d.create(t, sandbox.Spec{Name: "s", Network: flips[0][0]})
 	probe := d.give(t, "s")
-	n := testenv.Cycles(t, 6, 50)
-	long := time.Duration(n)*3*time.Second + 10*time.Second
+	n := testenv.Cycles(t, 5, 50)
+	long := time.Duration(n)*3*time.Second + 5*time.Second
 	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP, long), d.startFlow(t, "s", probe, "udp4", keptUDP, long)}
 	try := func() map[string]bool {
 		var list []netAttempt
