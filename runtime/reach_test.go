@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -99,12 +100,27 @@ func TestDialPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	carry(t, c, 10) // a pause breaks nothing
+	breaks := func(what string) {
+		t.Helper()
+		if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err == nil {
+			if _, err = c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	if _, err := h.Reset(t.Context(), "dev", ""); err != nil {
+		t.Fatal(err)
+	}
+	breaks("a connection outlives the reset of its sandbox")
+	if c, err = h.DialPort(t.Context(), "dev", port); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	carry(t, c, 10)
 	if _, err := h.Stop(t.Context(), "dev", ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Read(make([]byte, 1)); err == nil {
-		t.Error("a connection outlives the stop of its sandbox")
-	}
+	breaks("a connection outlives the stop of its sandbox")
 	if n := calls(); n != 0 {
 		t.Errorf("after the stop: %d calls", n)
 	}

@@ -62,6 +62,7 @@ func (m *Manager) replaceRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r
 		}
 	} else {
 		err = m.newRoot(ctx, b, sb, stacked(r))
+		b.reach.closeAll() // their servers are gone
 	}
 	if err == nil {
 		err = m.state.FinishRoot(ctx, b.id, p, sb.InitPID, "", to.event, stopped)
