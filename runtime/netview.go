@@ -14,7 +14,7 @@ func (m *Manager) Network(ctx context.Context, ref string) (sandbox.NetworkState
 	if err != nil {
 		return sandbox.NetworkState{}, err
 	}
-	s := sandbox.NetworkState{Sandbox: sb.ID, Policy: sb.Spec.Network, Address: sb.Address, Gateway: m.net.Gateway(), Usage: sb.Usage}
+	s := sandbox.NetworkState{Sandbox: sb.ID, Policy: sb.Spec.Network, Address: sb.Address, Gateway: m.net.Gateway(), Fault: sb.Fault, Usage: sb.Usage}
 	if !sb.Status.Terminal() {
 		s.Pins, err = m.net.Pins(sb.ID)
 	}

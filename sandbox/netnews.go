@@ -100,6 +100,7 @@ type NetworkState struct {
 	Address netip.Addr    `json:"address,omitzero"`
 	Gateway netip.Addr    `json:"gateway,omitzero" doc:"Where its resolver answers."`
 	Pins    []NetworkPin  `json:"pins,omitempty" doc:"Addresses of permitted names, as they were answered to it."`
+	Fault   *NetworkFault `json:"fault,omitempty" doc:"What disturbs it now, where somebody asked for that."`
 	Usage   Usage         `json:"usage" doc:"Its counters, read now."`
 }
 

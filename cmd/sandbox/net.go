@@ -85,6 +85,9 @@ func networkTable(w io.Writer, s sandbox.NetworkState) error {
 			}
 			each(name, fmt.Sprintf("%s, %s more", text, max(0, time.Until(pin.Expires)).Round(time.Second)))
 		}
+		if s.Fault != nil {
+			each("fault", faultWords(*s.Fault))
+		}
 		each("traffic", traffic(s.Usage))
 	})
 }
