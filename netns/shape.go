@@ -60,7 +60,8 @@ func (e end) disturbed(f sandbox.NetworkFault) end {
 
 // Handles of our queues. A root of a fault is told from that of a limit by it,
 // which is how faults of an earlier daemon are found. One handle has always
-// the same kind of queue: the kernel changes those in place.
+// the same kind of queue: the kernel changes those in place. Roots that are tbf
+// have a second handle, to take each other's place.
 const (
 	majorLimit     = 0x5b10 // root: tbf
 	majorFaultRate = 0x5b11 // root: tbf
@@ -68,6 +69,7 @@ const (
 	majorNetemRate = 0x5b21 // tbf beneath netem
 	majorCut       = 0x5b30 // root: blackhole
 	majorFair      = 0x5b1f // fq_codel beneath tbf
+	majorOther     = 0x0002 // this bit tells the two handles of a tbf apart
 )
 
 // root returns the major number of the end's outermost queue; 0 for none.
@@ -87,6 +89,7 @@ func (e end) root() uint16 {
 
 // ofFault tells the roots of faults.
 func ofFault(major uint16) bool {
+	major &^= majorOther
 	return major == majorCut || major == majorNetem || major == majorFaultRate
 }
 
@@ -210,29 +213,30 @@ func (h *Host) forgetShape(id sandbox.ID) {
 // settled reports whether there is nothing to do.
 func (s shaped) settled(want shape) bool { return !s.unsureIn && !s.unsureOut && s.shape == want }
 
-// queue gives one end the queues it should have. A rate is changed in place:
+// queue gives one end the queues it should have. A rate is raised in place:
 // what waits goes on waiting. Doing it again changes nothing.
 func (h *Host) queue(route *netlink.Handle, index int, have end, unsure bool, want end) error {
 	if !unsure && have == want {
 		return nil
 	}
-	root := have.root()
-	if unsure {
+	var root netlink.Qdisc
+	if unsure || have.root() != 0 {
 		var err error
 		if root, err = rootQueue(route, index); err != nil {
 			return err
 		}
 	}
-	// What is beneath a netem may differ: it is made anew.
-	if root != 0 && (want.root() == 0 || root == majorNetem) {
-		if err := deleteRootQueue(route, index, root); err != nil {
-			return err
+	queues := want.queues(index, !h.unfair.Load())
+	if root != nil {
+		if major := majorOf(root); len(queues) == 0 || major == majorNetem { // what is beneath a netem may differ
+			if err := deleteRootQueue(route, index, major); err != nil {
+				return err
+			}
+		} else {
+			supplant(root, queues)
 		}
 	}
-	for _, q := range want.queues(index, !h.unfair.Load()) {
-		if fair, ok := q.(*netlink.FqCodel); ok && root == want.root() {
-			fair.Flows = 0 // the kernel refuses to change their number
-		}
+	for _, q := range queues {
 		err := route.QdiscReplace(q)
 		switch {
 		case errors.Is(err, unix.ENOENT) && q.Type() == "fq_codel":
@@ -248,25 +252,53 @@ func (h *Host) queue(route *netlink.Handle, index int, have end, unsure bool, wa
 	return nil
 }
 
-// rootQueue returns the major number of a link's outermost queue; 0 if it has
-// only the kernel's own.
-func rootQueue(route *netlink.Handle, index int) (uint16, error) {
+// supplant gives queues the handles by which they change those of a present
+// root, or take their place. A bucket must not become smaller in place: a
+// packet that waits in it and is larger than the new one would wait for ever,
+// and everything behind it. A new bucket loses what waits.
+func supplant(root netlink.Qdisc, queues []netlink.Qdisc) {
+	now, ok := root.(*netlink.Tbf)
+	next, same := queues[0].(*netlink.Tbf)
+	if !ok || !same || majorOf(now)&^majorOther != majorOf(next) {
+		return // of another kind: their handles differ
+	}
+	major := majorOf(now)
+	inPlace := next.Rate >= now.Rate
+	if !inPlace {
+		major ^= majorOther
+	}
+	next.Handle = netlink.MakeHandle(major, 0)
+	for _, q := range queues[1:] {
+		q.Attrs().Parent = netlink.MakeHandle(major, 1)
+		if fair, ok := q.(*netlink.FqCodel); ok && inPlace {
+			fair.Flows = 0 // the kernel refuses to change their number
+		}
+	}
+}
+
+func majorOf(q netlink.Qdisc) uint16 {
+	major, _ := netlink.MajorMinor(q.Attrs().Handle)
+	return major
+}
+
+// rootQueue returns a link's outermost queue; nil if it has only the kernel's
+// own.
+func rootQueue(route *netlink.Handle, index int) (netlink.Qdisc, error) {
 	roots, err := rootQueues(route)
 	return roots[index], err
 }
 
-// rootQueues returns the major numbers of the outermost queues of all links
-// that have other than the kernel's own, by index. The kernel lists no single
-// link's.
-func rootQueues(route *netlink.Handle) (map[int]uint16, error) {
+// rootQueues returns the outermost queues of all links that have other than
+// the kernel's own, by index. The kernel lists no single link's.
+func rootQueues(route *netlink.Handle) (map[int]netlink.Qdisc, error) {
 	all, err := listing(func() ([]netlink.Qdisc, error) { return route.QdiscList(nil) })
 	if err != nil {
 		return nil, fmt.Errorf("listing queues: %w", err)
 	}
-	roots := map[int]uint16{}
+	roots := map[int]netlink.Qdisc{}
 	for _, q := range all {
-		if major, _ := netlink.MajorMinor(q.Attrs().Handle); major != 0 && q.Attrs().Parent == netlink.HANDLE_ROOT {
-			roots[q.Attrs().LinkIndex] = major
+		if majorOf(q) != 0 && q.Attrs().Parent == netlink.HANDLE_ROOT {
+			roots[q.Attrs().LinkIndex] = q
 		}
 	}
 	return roots, nil
@@ -378,8 +410,8 @@ func (h *Host) reshapeKept(ctx context.Context, keep map[sandbox.ID]Attachment) 
 		a.ID = id
 		root := roots[l.Attrs().Index]
 		h.mu.Lock()
-		h.shapes[id] = shaped{unsureIn: root != 0, unsureOut: true}
-		if ofFault(root) {
+		h.shapes[id] = shaped{unsureIn: root != nil, unsureOut: true}
+		if root != nil && ofFault(majorOf(root)) {
 			h.disturbed = append(h.disturbed, id)
 		}
 		h.mu.Unlock()

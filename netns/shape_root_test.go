@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -378,3 +379,63 @@ func TestLatencyAndLoss(t *testing.T) {
 		t.Errorf("with the fault cleared a round trip takes %s", after)
 	}
 }
+
+// TestRateChangeKeepsConnections changes rates under an idle connection and a
+// busy one.
+func TestRateChangeKeepsConnections(t *testing.T) {
+	w := newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 1, sandbox.NetworkOpen)
+	attach(t, h, b)
+	must(t, linux.InNetNS(w.internet, func() error {
+		l, err := net.Listen("tcp4", publicAddr+":7000")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				t.Cleanup(func() { c.Close() })
+				go func() { _, _ = io.Copy(c, c) }()
+			}
+		}()
+		return nil
+	}))
+	var idle, busy net.Conn
+	must(t, linux.InNetNS(b.NetNS, func() (err error) {
+		if idle, err = net.Dial("tcp4", publicAddr+":7000"); err == nil {
+			busy, err = net.Dial("tcp4", publicAddr+":7000")
+		}
+		return err
+	}))
+	defer idle.Close()
+	defer busy.Close()
+	ended := make(chan error, 2)
+	go func() { _, err := io.Copy(busy, zeros{}); ended <- err }()
+	go func() { _, err := io.Copy(io.Discard, busy); ended <- err }()
+	buf := make([]byte, 1)
+	for _, rate := range []uint64{0, 50e6, 10e6, 0, 20e6} {
+		b.Policy.Limits = sandbox.NetworkLimits{EgressBPS: rate, IngressBPS: rate}
+		must(t, h.SetPolicy(t.Context(), b.Attachment))
+		must(t, idle.SetDeadline(time.Now().Add(10*time.Second)))
+		if _, err := idle.Write(buf); err != nil {
+			t.Fatalf("rate %d: %v", rate, err)
+		}
+		if _, err := io.ReadFull(idle, buf); err != nil {
+			t.Fatalf("rate %d: %v", rate, err)
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("rate %d: the busy connection ended: %v", rate, err)
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }

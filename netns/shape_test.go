@@ -78,6 +78,43 @@ func TestQueuesOfAnEnd(t *testing.T) {
 	}
 }
 
+// TestSupplant: a bucket grows in place and never shrinks there.
+func TestSupplant(t *testing.T) {
+	for _, c := range []struct {
+		now, next end
+		other     bool // the present one has the second handle
+		want      string
+		flows     uint32
+	}{
+		{end{rate: 1e6}, end{rate: 2e6}, false, "tbf@ffffffff=5b100000 fq_codel@5b100001=5b1f0000 ", 0},
+		{end{rate: 2e6}, end{rate: 2e6}, false, "tbf@ffffffff=5b100000 fq_codel@5b100001=5b1f0000 ", 0},
+		{end{rate: 2e6}, end{rate: 1e6}, false, "tbf@ffffffff=5b120000 fq_codel@5b120001=5b1f0000 ", 256},
+		{end{rate: 1e6}, end{rate: 2e6}, true, "tbf@ffffffff=5b120000 fq_codel@5b120001=5b1f0000 ", 0},
+		{end{rate: 2e6}, end{rate: 1e6}, true, "tbf@ffffffff=5b100000 fq_codel@5b100001=5b1f0000 ", 256},
+		{end{rate: 2e6, fault: true}, end{rate: 1e6, fault: true}, false, "tbf@ffffffff=5b130000 ", 0},
+		{end{rate: 1e6, fault: true}, end{rate: 2e6}, false, "tbf@ffffffff=5b100000 fq_codel@5b100001=5b1f0000 ", 256},
+		{end{cut: true, fault: true}, end{rate: 2e6}, false, "tbf@ffffffff=5b100000 fq_codel@5b100001=5b1f0000 ", 256},
+		{end{rate: 2e6}, end{cut: true, fault: true}, true, "blackhole@ffffffff=5b300000 ", 0},
+	} {
+		now, next := c.now.queues(7, true)[0], c.next.queues(7, true)
+		if c.other {
+			now.Attrs().Handle ^= majorOther << 16
+		}
+		supplant(now, next)
+		if got := describe(next); got != c.want {
+			t.Errorf("%+v (second handle %v) then %+v: %q, want %q", c.now, c.other, c.next, got, c.want)
+		}
+		if len(next) > 1 {
+			if flows := next[1].(*netlink.FqCodel).Flows; flows != c.flows {
+				t.Errorf("%+v then %+v: sets %d flows, want %d", c.now, c.next, flows, c.flows)
+			}
+		}
+		if root := majorOf(next[0]); ofFault(root) != c.next.fault {
+			t.Errorf("%+v then %+v: root %x, of a fault: %v", c.now, c.next, root, ofFault(root))
+		}
+	}
+}
+
 // TestBucketSizes checks what must hold of a bucket at every rate.
 func TestBucketSizes(t *testing.T) {
 	for rate := uint64(8 << 10); rate <= 400e9; rate *= 2 {
