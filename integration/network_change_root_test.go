@@ -25,10 +25,13 @@ import (
 // forbids may still arrive at the far end.
 const cutWithin = 100 * time.Millisecond
 
-// runningFlow is a flow kept busy from inside.
+// flowLimit ends a flow that nothing else ends.
+const flowLimit = 10 * time.Minute
+
+// runningFlow is a flow kept busy from inside the sandbox ref.
 type runningFlow struct {
-	network, to string
-	id          sandbox.ProcessID
+	ref, network, to string
+	id               sandbox.ProcessID
 }
 
 // flowReport is what the probe tells of it at its end.
@@ -40,13 +43,13 @@ type flowReport struct {
 }
 
 // startFlow starts a flow and waits until it has begun.
-func (d *daemon) startFlow(t testing.TB, ref, probe, network, to string, length time.Duration) *runningFlow {
+func (d *daemon) startFlow(t testing.TB, ref, probe, network, to string) *runningFlow {
 	t.Helper()
-	p, err := d.StartProcess(t.Context(), ref, sandbox.ProcessSpec{Argv: []string{probe, "flow", network + "/" + to, length.String()}})
+	p, err := d.StartProcess(t.Context(), ref, sandbox.ProcessSpec{Argv: []string{probe, "flow", network + "/" + to, flowLimit.String()}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &runningFlow{network: network, to: to, id: p.ID}
+	f := &runningFlow{ref: ref, network: network, to: to, id: p.ID}
 	testenv.Eventually(t, 10*time.Second, fmt.Sprintf("the flow %s %s begins", network, to), func() bool {
 		out := d.output(t, ref, p.ID)
 		return strings.Contains(out, "\n")
@@ -68,16 +71,16 @@ func (d *daemon) output(t testing.TB, ref string, id sandbox.ProcessID) string {
 }
 
 // report waits for a flow's end.
-func (f *runningFlow) report(t testing.TB, d *daemon, ref string, wait time.Duration) flowReport {
+func (f *runningFlow) report(t testing.TB, d *daemon) flowReport {
 	t.Helper()
-	d.ended(t, wait, ref, f.id)
-	for lines := bufio.NewScanner(strings.NewReader(d.output(t, ref, f.id))); lines.Scan(); {
+	d.ended(t, 20*time.Second, f.ref, f.id)
+	for lines := bufio.NewScanner(strings.NewReader(d.output(t, f.ref, f.id))); lines.Scan(); {
 		var r flowReport
 		if json.Unmarshal(lines.Bytes(), &r) == nil && r.Local != "" {
 			return r
 		}
 	}
-	t.Fatalf("the flow %s %s told nothing: %q", f.network, f.to, d.output(t, ref, f.id))
+	t.Fatalf("the flow %s %s told nothing: %q", f.network, f.to, d.output(t, f.ref, f.id))
 	return flowReport{}
 }
 
@@ -92,8 +95,15 @@ func at(to string) func(arrival) bool {
 // arrivesAgain waits for a packet after now.
 func (w *world) arrivesAgain(t testing.TB, to string) {
 	t.Helper()
+	if limit := 10 * time.Second; !w.arrivesWithin(limit, to) {
+		t.Fatalf("not within %s: packets arrive at %s", limit, to)
+	}
+}
+
+// arrivesWithin reports whether a packet arrives, and so soon.
+func (w *world) arrivesWithin(limit time.Duration, to string) bool {
 	since := time.Now()
-	testenv.Eventually(t, 10*time.Second, "packets arrive at "+to, func() bool {
+	return testenv.Within(limit, func() bool {
 		last, _ := w.internet.seen.last(at(to))
 		return last.After(since)
 	})
@@ -136,22 +146,21 @@ func TestNetworkChange(t *testing.T) {
 	d.create(t, sandbox.Spec{Name: "s", Network: flips[0][0]})
 	probe := d.give(t, "s")
 	n := testenv.Cycles(t, 10, 50)
-	long := time.Duration(n)*1500*time.Millisecond + 5*time.Second
-	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP, long), d.startFlow(t, "s", probe, "udp4", keptUDP, long)}
+	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP), d.startFlow(t, "s", probe, "udp4", keptUDP)}
 	var slowest time.Duration
 	began := time.Now()
 	for i := range n {
 		may, mayNot := flips[i%len(flips)][0], flips[i%len(flips)][1]
 		d.setNetwork(t, "s", may)
-		tcp := d.startFlow(t, "s", probe, "tcp4", doomedTCP, time.Minute)
-		udp := d.startFlow(t, "s", probe, "udp4", doomedUDP, time.Minute)
+		tcp := d.startFlow(t, "s", probe, "tcp4", doomedTCP)
+		udp := d.startFlow(t, "s", probe, "udp4", doomedUDP)
 		w.arrivesAgain(t, doomedTCP)
 		w.arrivesAgain(t, doomedUDP)
 		d.setNetwork(t, "s", mayNot)
 		changed := time.Now()
 		// The client hears of it: a reset, an unreachable. UDP flows too.
 		for _, f := range []*runningFlow{tcp, udp} {
-			if r := f.report(t, d, "s", 10*time.Second); r.Error == "" {
+			if r := f.report(t, d); r.Error == "" {
 				t.Errorf("flip %d: the %s flow went on to its end: %+v", i, f.network, r)
 			}
 		}
@@ -163,19 +172,26 @@ func TestNetworkChange(t *testing.T) {
 				t.Errorf("flip %d (%+v): a packet arrived at %s %s after the change", i, mayNot, to, late)
 			}
 		}
-		w.arrivesAgain(t, keptTCP)
-		w.arrivesAgain(t, keptUDP)
+		for _, f := range kept {
+			if !w.arrivesWithin(10*time.Second, f.to) {
+				t.Fatalf("flip %d: nothing arrives any more of the flow %s %s: %s", i, f.network, f.to, d.output(t, "s", f.id))
+			}
+		}
 	}
 	t.Logf("%d flips in %s; the last packet of a cut flow arrived %s after the change", n, time.Since(began).Round(time.Second), slowest)
-	d.unhurt(t, "s", kept, long)
+	d.unhurt(t, kept)
 }
 
-// unhurt wants flows to have lived to their end without loss.
-func (d *daemon) unhurt(t testing.TB, ref string, flows []*runningFlow, long time.Duration) {
+// unhurt ends flows and wants them to have lived till then without loss.
+func (d *daemon) unhurt(t testing.TB, flows []*runningFlow) {
 	t.Helper()
 	for _, f := range flows {
-		r := f.report(t, d, ref, long+20*time.Second)
-		if r.Error != "" || r.Answered != r.Sent || r.Sent < 1000 {
+		if err := d.SignalProcess(t.Context(), f.ref, f.id, "SIGTERM"); err != nil {
+			t.Errorf("the permitted flow %s %s: %v: %s", f.network, f.to, err, d.output(t, f.ref, f.id))
+			continue
+		}
+		r := f.report(t, d)
+		if r.Error != "" || r.Answered != r.Sent || r.Sent < 200 {
 			t.Errorf("the permitted flow %s %s: %+v", f.network, f.to, r)
 		}
 	}
@@ -190,8 +206,7 @@ func TestNetworkChangeSurvivesKills(t *testing.T) {
 	d.create(t, sandbox.Spec{Name: "s", Network: flips[0][0]})
 	probe := d.give(t, "s")
 	n := testenv.Cycles(t, 5, 50)
-	long := time.Duration(n)*3*time.Second + 5*time.Second
-	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP, long), d.startFlow(t, "s", probe, "udp4", keptUDP, long)}
+	kept := []*runningFlow{d.startFlow(t, "s", probe, "tcp4", keptTCP), d.startFlow(t, "s", probe, "udp4", keptUDP)}
 	try := func() map[string]bool {
 		var list []netAttempt
 		for i, to := range []string{keptTCP, keptUDP, doomedTCP, doomedUDP} {
@@ -236,7 +251,7 @@ func TestNetworkChangeSurvivesKills(t *testing.T) {
 			t.Errorf("kill %d: the record says %+v, the kernel does %v", i, sb.Spec.Network, got)
 		}
 	}
-	d.unhurt(t, "s", kept, long)
+	d.unhurt(t, kept)
 }
 
 // TestNetworkCounters compares what the daemon says of a sandbox's traffic
@@ -279,19 +294,17 @@ func TestNetworkCounters(t *testing.T) {
 		}
 		d.attempts(t, "s", probe, list, false)
 	}
-	flow := func(network string, length time.Duration) *runningFlow {
-		return d.startFlow(t, "s", probe, network, "1.1.1.1:5000", length)
-	}
+	flow := func(network string) *runningFlow { return d.startFlow(t, "s", probe, network, "1.1.1.1:5000") }
 	mixed(900)
 	check("attempts")
 	for i := range testenv.Cycles(t, 3, 20) {
-		running := []*runningFlow{flow("tcp4", 4*time.Second), flow("udp4", 4*time.Second)}
+		running := []*runningFlow{flow("tcp4"), flow("udp4")}
 		<-time.After(500 * time.Millisecond) // traffic before, during and after the kill
 		d.kill()
 		w.arrivesAgain(t, "1.1.1.1:5000")
 		d.start()
 		w.arrivesAgain(t, "1.1.1.1:5000")
-		d.unhurt(t, "s", running, 10*time.Second)
+		d.unhurt(t, running)
 		check(fmt.Sprintf("kill %d", i))
 	}
 	before := d.usage(t, "s")

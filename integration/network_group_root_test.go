@@ -91,14 +91,14 @@ func TestNetworkGroups(t *testing.T) {
 	d.reaches(t, "a", probe, "tcp", "10.213.0.1:5000", false)
 
 	// Who leaves is cut off, from both ends, and who comes is let in.
-	flow := d.startFlow(t, "a", probe, "udp4", netip.AddrPortFrom(b.Address, 5000).String(), time.Minute)
+	flow := d.startFlow(t, "a", probe, "udp4", netip.AddrPortFrom(b.Address, 5000).String())
 	testenv.Eventually(t, 10*time.Second, "the flow arrives", func() bool {
 		_, n := atB.last(func(s arrival) bool { return s.src == a.Address })
 		return n > 20
 	})
 	d.setNetwork(t, "b", in(""))
 	changed := time.Now()
-	if r := flow.report(t, d, "a", 10*time.Second); r.Error == "" {
+	if r := flow.report(t, d); r.Error == "" {
 		t.Errorf("the flow to who left the group went on: %+v", r)
 	}
 	if last, _ := atB.last(func(s arrival) bool { return s.src == a.Address }); last.Sub(changed) > cutWithin {

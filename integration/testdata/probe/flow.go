@@ -7,8 +7,10 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -22,7 +24,7 @@ type flowReport struct {
 
 const flowMessage = 64 // bytes
 
-// flow keeps one flow busy and reads its echo.
+// flow keeps one flow busy and reads its echo, for a time or until SIGTERM.
 func flow(target, length string) error {
 	network, addr, ok := strings.Cut(target, "/")
 	d, err := time.ParseDuration(length)
@@ -48,11 +50,15 @@ func flow(target, length string) error {
 			answered.Add(1)
 		}
 	}()
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGTERM)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	msg := make([]byte, flowMessage)
 	for end := time.Now().Add(d); time.Now().Before(end) && r.Error == ""; {
 		select {
+		case <-told:
+			end = time.Now()
 		case err := <-failed:
 			r.Error = err.Error()
 		case <-tick.C:
