@@ -244,6 +244,14 @@ func TestNamesUnderFlood(t *testing.T) {
 	if most := 300 + int(100*(took.Seconds()+1)); err != nil || sent < 5*most || passed > most {
 		t.Errorf("of %d questions %d were passed on (%v), want at most %d", sent, passed, err, most)
 	}
+	// All share the resolver's socket: what is too much ends in the kernel.
+	spared := uint64(2000 + int(1000*(took.Seconds()+1)))
+	if refused := d.usage(t, "noisy").NetDropped; refused+spared < uint64(sent) {
+		t.Errorf("of %d questions the kernel refused %d, want all but %d", sent, refused, spared)
+	}
+	if refused := d.usage(t, "quiet").NetDropped; refused != 0 {
+		t.Errorf("the quiet one was refused %d packets", refused)
+	}
 	if now := residentMiB(t, d.cmd.Process.Pid); now > before+64 {
 		t.Errorf("the daemon grew from %d to %d MiB", before, now)
 	}

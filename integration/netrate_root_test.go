@@ -194,8 +194,8 @@ func TestNetFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range events {
-		if strings.HasPrefix(e.Type, "net.fault.") {
-			told = append(told, strings.TrimSpace(strings.TrimPrefix(e.Type, "net.fault.")+" "+e.Data["why"]))
+		if what, ok := strings.CutPrefix(e.Type, "net.fault."); ok {
+			told = append(told, strings.TrimSpace(what+" "+e.Data["why"]))
 		}
 	}
 	if !slices.Equal(told, []string{"set", "cleared request", "set", "cleared time", "set", "cleared restart"}) {

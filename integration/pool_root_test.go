@@ -112,7 +112,8 @@ func TestReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	const look = "cat /root/file /etc/hostname /dev/shm/x 2>/dev/null; pgrep -x sleep >/dev/null && echo sleeps; true"
-	if got := d.sh(t, "dev", look); got != "mine\nx\nsleeps" {
+	var got string
+	if !testenv.Within(10*time.Second, func() bool { got = d.sh(t, "dev", look); return got == "mine\nx\nsleeps" }) {
 		t.Fatalf("before: %q", got)
 	}
 	after, err := d.Reset(t.Context(), "dev")

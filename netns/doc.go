@@ -135,6 +135,8 @@
 //	    # packets refused by policy
 //	  set flows { type ifname; flags dynamic }
 //	    # links with their tracked connections
+//	  set asks { type ifname; flags timeout; flags dynamic }
+//	    # what links may still ask the daemon's resolver
 //	  set closed { type ipv4_addr; flags interval }
 //	    # ranges that no sandbox reaches
 //	  set private { type ipv4_addr; flags interval }
@@ -266,6 +268,7 @@
 //	    type filter hook input priority -10; policy accept;
 //	    iifname != "vsb*" return
 //	    ct direction reply ct state established,related iifname @sent accept
+//	    ip daddr . meta l4proto . th dport @resolver add @asks { iifname timeout 1m limit rate over 1000/second burst 2000 packets } goto refused
 //	    iifname @connected ip daddr . meta l4proto . th dport @resolver goto served
 //	    iifname @gated ip daddr . meta l4proto . th dport @gate goto served
 //	    goto prohibited

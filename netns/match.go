@@ -277,6 +277,18 @@ func overFlows(n uint32) part {
 	}}
 }
 
+// overAsks matches what the link sends beyond its allowance of questions.
+var overAsks = part{
+	fmt.Sprintf("add @%s { iifname timeout 1m limit rate over %d/second burst %d packets }", setAsks, asksPerSecond, asksBurst),
+	[]expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
+		&expr.Dynset{
+			SrcRegKey: reg1, SetName: setAsks, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: tellKeep,
+			Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: asksPerSecond, Unit: expr.LimitTimeSecond, Burst: asksBurst, Over: true}},
+		},
+	},
+}
+
 // jump leaves for another chain and does not come back.
 func jump(chain string) part {
 	return part{"goto " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}}

@@ -29,6 +29,11 @@ const (
 	priorityPassed   = -9   // what they let through
 	priorityMasq     = 100  // srcnat
 	flowsPerSandbox  = 8192 // tracked connections; the host's table has room for 65,536 and more
+
+	// Questions to the daemon's resolver that one link may send. All share a
+	// socket there: who floods it would take the place of the others'.
+	asksPerSecond = 1000
+	asksBurst     = 2000
 )
 
 // setPlan is one named set, or map where it has values.
@@ -97,6 +102,7 @@ const (
 	setReceived    = "received"
 	setDropped     = "dropped"
 	setFlows       = "flows"
+	setAsks        = "asks"
 	setClosed      = "closed"
 	setPrivate     = "private"
 	setNames       = "names"
@@ -154,6 +160,7 @@ func planSets(t tablePlan) []setPlan {
 		{name: setReceived, what: "packets and bytes a sandbox received", key: link, counter: true, lasting: true},
 		{name: setDropped, what: "packets refused by policy", key: link, counter: true, lasting: true},
 		{name: setFlows, what: "links with their tracked connections", key: link, dynamic: true, lasting: true},
+		{name: setAsks, what: "what links may still ask the daemon's resolver", key: link, dynamic: true, timeout: true},
 		{name: setClosed, what: "ranges that no sandbox reaches", key: nftables.TypeIPAddr, interval: true, elements: rangeElements(t.closed)},
 		{name: setPrivate, what: "ranges that are not the public internet", key: nftables.TypeIPAddr, interval: true, elements: rangeElements(t.private)},
 		{name: setNames, what: "where names are asked for: not past the daemon", key: typeService, concat: true, elements: services(portDNS, portDoT)},
@@ -325,6 +332,7 @@ func planLocal(gateway netip.Addr) []chainPlan {
 			rules: []rulePlan{
 				rule(notFromSandbox, ret),
 				rule(reply, state("established,related", stateEstablished|stateRelated), iifname, in(setSent), accept),
+				rule(door, in(setResolver), overAsks, jump("refused")),
 				rule(iifname, in(setConnected), door, in(setResolver), jump("served")),
 				rule(iifname, in(setGated), door, in(setGate), jump("served")),
 				rule(jump("prohibited")),

@@ -412,8 +412,10 @@ func TestRateChangeKeepsConnections(t *testing.T) {
 		}
 		return err
 	}))
-	defer idle.Close()
-	defer busy.Close()
+	for _, c := range []net.Conn{idle, busy} {
+		must(t, c.(*net.TCPConn).SetLinger(0)) // what it still has to send would keep its namespace
+		defer c.Close()
+	}
 	ended := make(chan error, 2)
 	go func() { _, err := io.Copy(busy, zeros{}); ended <- err }()
 	go func() { _, err := io.Copy(io.Discard, busy); ended <- err }()
