@@ -127,6 +127,8 @@ func newModel(t *testing.T, seed uint64) *model {
 		m.change(first.dir, &first.files)
 	}
 	m.r.plain = false
+	m.sticky(first.dir)
+	first.files = m.outside(first.dir)
 	// The archive's top is called as the tree is inside.
 	work := filepath.Join(m.dir, filepath.Base(workTree))
 	copyModel(t, first.dir, work)
@@ -135,12 +137,39 @@ func newModel(t *testing.T, seed uint64) *model {
 	}
 	m.snaps = append(m.snaps, first)
 	m.d.create(t, sandbox.Spec{Name: "first", Image: "model"})
-	m.begin("first", first)
-	m.check(m.boxes[0])
+	b := m.begin("first", first)
+	m.check(b)
+	m.writeSticky(b)
 	if t.Failed() {
 		t.FailNow()
 	}
 	return m
+}
+
+// stickyName is one of two names of a file of somebody, in a directory of
+// somebody else in which all may make files and take none away.
+const stickyName = "sticky/f"
+
+func (m *model) sticky(dir string) {
+	m.t.Helper()
+	name := filepath.Join(dir, stickyName)
+	top := filepath.Dir(name)
+	for i, err := range []error{
+		os.Mkdir(top, 0o755), os.Chown(top, 1, 1), os.Chmod(top, 0o777|os.ModeSticky),
+		os.WriteFile(name, []byte("text"), 0o644), os.Chown(name, 1000, 1000), os.Link(name, filepath.Join(dir, "other name")),
+	} {
+		if err != nil {
+			m.t.Fatalf("step %d of what is in a sticky directory: %v", i, err)
+		}
+	}
+}
+
+// writeSticky does what fs.protected_regular refuses even root: it opens the
+// file as if to make it. Where it is refused, the file must stay what it was.
+func (m *model) writeSticky(b *modelBox) {
+	m.t.Helper()
+	m.r.now += 1_000_000_007
+	m.writeThis(b, treeChange{Do: "write", Path: []byte(stickyName), Size: 9, Mode: 0o644, Time: m.r.now})
 }
 
 // tell shows how it came to this.
@@ -211,7 +240,7 @@ func (m *model) change(dir string, l *listing) (treeChange, string) {
 
 func (m *model) apply(dir string, l *listing, c treeChange) string {
 	m.t.Helper()
-	if p := c.parts(*l); p != nil {
+	if p := c.parts(*l); p != nil && !c.refused(dir) {
 		part(m.t, filepath.Join(dir, string(p)), m.dir)
 	}
 	outcome, text, _ := strings.Cut(m.probeOutside("tree", dir, c.String()), "\n")
@@ -222,7 +251,12 @@ func (m *model) apply(dir string, l *listing, c treeChange) string {
 // write does one change to the files of a sandbox and of its model.
 func (m *model) write(b *modelBox) {
 	m.t.Helper()
-	c, want := m.change(b.dir, &b.files)
+	m.writeThis(b, m.r.next(b.files))
+}
+
+func (m *model) writeThis(b *modelBox, c treeChange) {
+	m.t.Helper()
+	want := m.apply(b.dir, &b.files, c)
 	m.note("%s: %s: %s", b.name, c.brief(), want)
 	m.done[c.Do]++
 	outcome, text, _ := strings.Cut(m.probeInside(b, "tree", workTree, c.String()), "\n")

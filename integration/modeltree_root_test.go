@@ -409,3 +409,18 @@ func (c treeChange) parts(l listing) []byte {
 	}
 	return c.Path
 }
+
+// refused reports whether the kernel refuses a change before the overlay has
+// made a copy for it: opening with O_CREAT, which fs.protected_regular forbids
+// even root where the file is another's, in a sticky directory of a third one
+// (Documentation/admin-guide/sysctl/fs.rst).
+func (c treeChange) refused(dir string) bool {
+	if c.Do != "write" {
+		return false
+	}
+	fd, err := unix.Open(filepath.Join(dir, string(c.Path)), unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return errors.Is(err, unix.EACCES)
+}

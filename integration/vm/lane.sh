@@ -75,7 +75,7 @@ for package in "$@"; do
   go tool test2json -t -p "$name" "$vm" ssh env \
     SANDBOXD_BIN=$root/bin SANDBOXD_TEST_PID1=$root/bin/test-pid1 \
     SANDBOXD_TEST_PROMISES="${SANDBOXD_TEST_PROMISES:-}" \
-    SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
+    SANDBOXD_SEED="${SANDBOXD_SEED:-}" SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
     sh -c "cd $root/src/$package && exec timeout -k 10 $timeout ./run.test \"\$@\"" sh \
     -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" -test.skip="$skip" < /dev/null | tee "$tree/events" || rc=1
   grep -q -e '"Output":"PASS\\n"' -e '"Action":"fail"' "$tree/events" ||
