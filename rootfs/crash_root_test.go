@@ -184,7 +184,7 @@ func TestDiscardCycles(t *testing.T) {
 		return strings.Count(string(b), "\n")
 	}
 	fds, mnts := count("/proc/self/fd"), mounts()
-	for i := range testenv.Cycles(t, 1000, 20000) {
+	for i := range testenv.Cycles(t, 300, 20000) {
 		id := create(t, s)
 		s.mode = modes(t, s)[i%len(modes(t, s))]
 		root, err := s.Mount(t.Context(), MountSpec{ID: id, Image: img, UserNS: in.userns, UIDBase: in.base})

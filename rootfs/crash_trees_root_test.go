@@ -116,7 +116,7 @@ func killedTrees(t *testing.T, do string) {
 		t.Fatal(err)
 	}
 	whole := 0
-	for round := range testenv.Cycles(t, 6, 200) {
+	for round := range testenv.Cycles(t, 4, 200) {
 		killAtWork(t, s.dir, work, do, round)
 		s = openIn(t, Config{Dir: s.dir, BestEffort: true})
 		testenv.Eventually(t, 60*time.Second, "nothing left of the work", func() bool { return trashEmpty(t, s) })

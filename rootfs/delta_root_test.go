@@ -73,7 +73,7 @@ func wholeCopy(t testing.TB, s *Store, id sandbox.ID) string {
 func TestDeltaIsTheUpper(t *testing.T) {
 	s := openXFS(t, 500<<20)
 	var whole, deltas, files, all int64
-	for seed := range testenv.Cycles(t, 8, 400) {
+	for seed := range testenv.Cycles(t, 3, 800) {
 		h := newHistory(t, s, uint64(seed)+7, seed%3, 25)
 		h.rnd = rand.New(rand.NewPCG(uint64(seed), 1))
 		id := create(t, s)
@@ -83,7 +83,7 @@ func TestDeltaIsTheUpper(t *testing.T) {
 		}
 		dir, detach := attached(t, s, plan)
 		var made []string
-		for step := range 60 {
+		for step := range 30 {
 			for range 1 + h.rnd.IntN(8) {
 				h.operate(dir)
 			}

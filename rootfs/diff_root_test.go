@@ -112,7 +112,7 @@ func slowDiff(t testing.TB, s *Store, from, to overlayPlan) []Change {
 func TestDiffIsTheDifference(t *testing.T) {
 	s := openTest(t)
 	found := 0
-	for seed := range testenv.Cycles(t, 40, 3000) {
+	for seed := range testenv.Cycles(t, 12, 3000) {
 		h := newHistory(t, s, uint64(1000+seed), 3, 15)
 		trunk := slices.Clone(h.layers)
 		var branches [][]string

@@ -168,7 +168,7 @@ func marked(t testing.TB, s *Store, layer, name string) bool {
 func TestFlattenIsTheStack(t *testing.T) {
 	s := openTest(t)
 	done, redirected, kept := 0, 0, 0
-	for seed := range testenv.Cycles(t, 60, 5000) {
+	for seed := range testenv.Cycles(t, 16, 5000) {
 		h := newHistory(t, s, uint64(seed), 2+seed%4, 25)
 		want := listStack(t, s, h.layers...)
 		n := len(h.layers)
