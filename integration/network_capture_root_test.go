@@ -25,6 +25,7 @@ import (
 type arrival struct {
 	src, dst netip.Addr
 	proto    uint8
+	from     uint16 // port of the sender, of IPv4's TCP and UDP
 	port     uint16
 	// Of an ICMP error: the flow it tells of, from the point of view of who
 	// gets the error, so that remote is its other end.
@@ -165,7 +166,7 @@ func parseArrival(p []byte) (a arrival, ok bool) {
 			}
 		}
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP:
-		a.port = binary.BigEndian.Uint16(rest[2:])
+		a.from, a.port = binary.BigEndian.Uint16(rest), binary.BigEndian.Uint16(rest[2:])
 	}
 	return a, true
 }

@@ -2,6 +2,7 @@ package initd
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -33,5 +34,26 @@ func TestRingsShareABudget(t *testing.T) {
 	}
 	if got := tab.ringSize(0); got != sandbox.DefaultOutput {
 		t.Errorf("after all have ended a new one keeps %d bytes, want the default", got)
+	}
+}
+
+// TestTrimDropsWhatEndedFirst: one that began first and ends last is still
+// there for who waits for its end.
+func TestTrimDropsWhatEndedFirst(t *testing.T) {
+	tab := newTable()
+	tab.keep = 2
+	began := time.Now()
+	for i, id := range []sandbox.ProcessID{"p1", "p2", "p3", "p4"} {
+		at := began.Add(time.Duration(i) * time.Second)
+		if id == "p1" {
+			at = began.Add(time.Minute)
+		}
+		p := &process{rec: sandbox.Process{ID: id}, out: newRing(64), exit: &sandbox.ExitStatus{At: at}}
+		tab.order = append(tab.order, p)
+		tab.all[id] = p
+	}
+	tab.trim()
+	if len(tab.order) != 2 || tab.all["p1"] == nil || tab.all["p4"] == nil {
+		t.Errorf("kept: %v", tab.all)
 	}
 }

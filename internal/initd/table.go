@@ -318,20 +318,22 @@ func (t *table) ringSize(asked int) int {
 	return max(smallRing, int(min(int64(asked), room)))
 }
 
-// trim drops the oldest ended processes beyond the bounds on their number and
-// bytes. One that still has a reader or members in its cgroup stays.
+// trim drops, beyond the bounds on their number and bytes, the processes that
+// ended first. One that still has a reader or members in its cgroup stays.
 func (t *table) trim() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ended, bytes := 0, int64(0)
-	for _, p := range slices.Backward(t.order) {
-
-		if p.exit == nil {
-			continue
+	var ended []*process
+	for _, p := range t.order {
+		if p.exit != nil {
+			ended = append(ended, p)
 		}
-		ended++
+	}
+	slices.SortStableFunc(ended, func(a, b *process) int { return b.exit.At.Compare(a.exit.At) })
+	bytes := int64(0)
+	for i, p := range ended {
 		bytes += p.out.kept()
-		if (ended > t.keep || ended > 1 && bytes > maxEndedBytes) && p.readers.Load() == 0 && p.group == nil {
+		if (i >= t.keep || i > 0 && bytes > maxEndedBytes) && p.readers.Load() == 0 && p.group == nil {
 			t.dropLocked(p)
 		}
 	}
