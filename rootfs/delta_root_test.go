@@ -259,11 +259,11 @@ func TestDeltaFresh(t *testing.T) {
 func TestDeltaAccount(t *testing.T) {
 	s := openXFS(t, 400<<20)
 	id := create(t, s)
-	upper := fillUpper(t, s, id, 300, 100)
+	upper := fillUpper(t, s, id, 110, 100)
 	aged(t)
 	touch := func() {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(upper, "d1", "f150"), []byte(time.Now().String()), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(upper, "d1", "f105"), []byte(time.Now().String()), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -275,7 +275,7 @@ func TestDeltaAccount(t *testing.T) {
 	}
 	touch()
 	third := again(t, s, id)
-	if n := filesIn(t, s, third[len(third)-1]); len(third) != 3 || n != 3 { // the root, d1 and f150
+	if n := filesIn(t, s, third[len(third)-1]); len(third) != 3 || n != 3 { // the root, d1 and f105
 		t.Fatalf("the third copy: %d layers, %d files", len(third), n)
 	}
 	wantLen := func(what string, n int) {
@@ -416,10 +416,10 @@ func TestDeltaNames(t *testing.T) {
 func TestDeltaCancelled(t *testing.T) {
 	s := openXFS(t, 400<<20)
 	id := create(t, s)
-	upper := fillUpper(t, s, id, 3000, 100)
+	upper := fillUpper(t, s, id, 1500, 100)
 	aged(t)
 	first := again(t, s, id)
-	for i := range 900 {
+	for i := range 500 {
 		if err := os.WriteFile(filepath.Join(upper, fmt.Sprintf("d%d", i/100), fmt.Sprintf("f%d", i)), []byte("other"), 0o644); err != nil {
 			t.Fatal(err)
 		}
