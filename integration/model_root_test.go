@@ -64,7 +64,7 @@ type modelBox struct {
 
 // TestModel does random things to sandboxes and snapshots and, after each,
 // compares all files with copies of directories to which the same was done.
-// SANDBOXD_SEED repeats a run.
+// SANDBOXD_SEED repeats a run, on machines with the same fs.protected_regular.
 func TestModel(t *testing.T) { testModel(t, false) }
 
 // TestModelLive does that where something runs in the sandboxes, on a volume
