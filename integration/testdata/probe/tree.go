@@ -82,6 +82,13 @@ func (o treeOp) run() error {
 	case "rename":
 		err = unix.Rename(path, to)
 		touched = []string{filepath.Dir(path), filepath.Dir(to)}
+		// An overlay that finds a whiteout in the new place exchanges it with
+		// what moves; XFS then gives a directory that has another parent a
+		// new time, as it does in no other rename.
+		var st unix.Stat_t
+		if err == nil && unix.Lstat(to, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			touched = append(touched, to)
+		}
 	case "unlink":
 		err = unix.Unlink(path)
 	case "rmdir":
