@@ -127,7 +127,7 @@ func newModel(t *testing.T, seed uint64) *model {
 		m.change(first.dir, &first.files)
 	}
 	m.r.plain = false
-	m.sticky(first.dir)
+	m.odd(first.dir)
 	first.files = m.outside(first.dir)
 	// The archive's top is called as the tree is inside.
 	work := filepath.Join(m.dir, filepath.Base(workTree))
@@ -139,7 +139,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.d.create(t, sandbox.Spec{Name: "first", Image: "model"})
 	b := m.begin("first", first)
 	m.check(b)
-	m.writeSticky(b)
+	m.writeOdd(b)
 	if t.Failed() {
 		t.FailNow()
 	}
@@ -150,26 +150,36 @@ func newModel(t *testing.T, seed uint64) *model {
 // somebody else in which all may make files and take none away.
 const stickyName = "sticky/f"
 
-func (m *model) sticky(dir string) {
+// odd adds to a directory what writeOdd changes.
+func (m *model) odd(dir string) {
 	m.t.Helper()
 	name := filepath.Join(dir, stickyName)
 	top := filepath.Dir(name)
 	for i, err := range []error{
 		os.Mkdir(top, 0o755), os.Chown(top, 1, 1), os.Chmod(top, 0o777|os.ModeSticky),
 		os.WriteFile(name, []byte("text"), 0o644), os.Chown(name, 1000, 1000), os.Link(name, filepath.Join(dir, "other name")),
+		os.MkdirAll(filepath.Join(dir, "into", "gone"), 0o755), os.Mkdir(filepath.Join(dir, "moves"), 0o755),
 	} {
 		if err != nil {
-			m.t.Fatalf("step %d of what is in a sticky directory: %v", i, err)
+			m.t.Fatalf("step %d of what is odd: %v", i, err)
 		}
 	}
 }
 
-// writeSticky does what fs.protected_regular refuses even root: it opens the
-// file as if to make it. Where it is refused, the file must stay what it was.
-func (m *model) writeSticky(b *modelBox) {
+// writeOdd does what is odd in some kernels. It opens a file as if to make it,
+// which fs.protected_regular refuses even root: where it does, the file must
+// stay what it was. It moves a directory to where an overlay has a whiteout.
+func (m *model) writeOdd(b *modelBox) {
 	m.t.Helper()
-	m.r.now += 1_000_000_007
-	m.writeThis(b, treeChange{Do: "write", Path: []byte(stickyName), Size: 9, Mode: 0o644, Time: m.r.now})
+	for _, c := range []treeChange{
+		{Do: "write", Path: []byte(stickyName), Size: 9, Mode: 0o644},
+		{Do: "rmdir", Path: []byte("into/gone")},
+		{Do: "rename", Path: []byte("moves"), To: []byte("into/gone")},
+	} {
+		m.r.now += 1_000_000_007
+		c.Time = m.r.now
+		m.writeThis(b, c)
+	}
 }
 
 // tell shows how it came to this.
