@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -150,7 +151,7 @@ func newServer(cfg Config) *Server {
 	}
 	s := &Server{
 		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn),
-		reach: reach{pool: cfg.Pool, admit: cfg.Admit, deny: cfg.Deny, own: hostAddrs},
+		reach: reach{pool: cfg.Pool, admit: cfg.Admit, deny: cfg.Deny, foreign: linux.Foreign},
 		open:  map[*conn]bool{}, count: map[sandbox.ID]int{}, policies: map[sandbox.ID]*policy{},
 	}
 	s.life, s.cancel = context.WithCancel(context.Background())

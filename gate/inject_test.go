@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -171,17 +172,17 @@ func TestDialTCP(t *testing.T) {
 		}
 	}()
 	dest := netip.MustParseAddrPort(ln.Addr().String())
-	r := reach{own: hostAddrs, admit: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
+	r := reach{foreign: linux.Foreign, admit: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
 	if c, err := r.dialTCP(t.Context(), dest); err == nil || !strings.Contains(err.Error(), "not an address the gate may dial") {
 		t.Errorf("loopback: %v, %v", c, err)
 	}
-	addrs, err := hostAddrs()
+	addrs, err := net.InterfaceAddrs()
 	if err != nil || len(addrs) == 0 {
 		t.Fatalf("own addresses %v, %v", addrs, err)
 	}
 	for _, a := range addrs {
-		if r.outside(a) {
-			t.Errorf("%s is the host's own", a)
+		if p, err := netip.ParsePrefix(a.String()); err != nil || r.outside(p.Addr()) {
+			t.Errorf("%s is the host's own (%v)", a, err)
 		}
 	}
 	if c, err := net.DialTimeout("tcp", dest.String(), 5*time.Second); err != nil { // the control: it listens

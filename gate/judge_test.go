@@ -52,10 +52,10 @@ func TestPlainPath(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	far := func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1"), otherAddr}, nil }
+	foreign := func(a netip.Addr) (bool, error) { return a != netip.MustParseAddr("192.0.2.1") && a != otherAddr, nil }
 	r := reach{
 		pool: netip.MustParsePrefix("10.213.0.0/16"), admit: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8")},
-		deny: []netip.Prefix{netip.MustParsePrefix("93.184.217.0/24")}, own: far,
+		deny: []netip.Prefix{netip.MustParsePrefix("93.184.217.0/24")}, foreign: foreign,
 	}
 	for _, tc := range []struct {
 		mode        sandbox.NetworkMode
@@ -135,7 +135,7 @@ func TestJudge(t *testing.T) {
 func TestJudgeRequestRules(t *testing.T) {
 	p := compile(sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"*.com"}, HTTP: &sandbox.HTTPGate{Rules: []string{
 		"GET,HEAD a.com/api/*", "POST a.com/api/items", "b.com", "GET c.com",
-	}}}, reach{own: func() ([]netip.Addr, error) { return nil, nil }})
+	}}}, reach{foreign: func(netip.Addr) (bool, error) { return true, nil }})
 	for _, tc := range []struct {
 		method, host, path, override string
 		want                         string // code; empty: permitted
@@ -212,7 +212,7 @@ func TestCredentialRuling(t *testing.T) {
 			origin = netip.MustParseAddrPort(tc.origin)
 		}
 		a := ask{method: tc.method, target: target{host: tc.host, port: tc.port}, path: "/"}
-		how, ref := compile(p, reach{own: func() ([]netip.Addr, error) { return nil, nil }}).judgeRequest(a, origin)
+		how, ref := compile(p, reach{foreign: func(netip.Addr) (bool, error) { return true, nil }}).judgeRequest(a, origin)
 		if (ref != nil) != tc.denied {
 			t.Errorf("%+v: %v", tc, ref)
 		}

@@ -34,7 +34,7 @@ func contains(list []netip.Prefix, addr netip.Addr) bool {
 type reach struct {
 	pool        netip.Prefix // of sandboxes
 	admit, deny []netip.Prefix
-	own         func() ([]netip.Addr, error) // the host's addresses
+	foreign     func(netip.Addr) (bool, error) // not the host's own
 }
 
 // outside reports whether addr is an IPv4 address beyond the host and the
@@ -43,25 +43,8 @@ func (r reach) outside(addr netip.Addr) bool {
 	if !addr.Is4() || contains(never, addr) || contains(r.deny, addr) || r.pool.Contains(addr) {
 		return false
 	}
-	own, err := r.own()
-	return err == nil && !slices.Contains(own, addr)
-}
-
-// hostAddrs returns the addresses of this machine.
-func hostAddrs() ([]netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the host's addresses: %w", err)
-	}
-	var out []netip.Addr
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				out = append(out, addr.Unmap())
-			}
-		}
-	}
-	return out, nil
+	foreign, err := r.foreign(addr)
+	return err == nil && foreign
 }
 
 // Bounds of a dial: this many addresses of a name are tried, each for so

@@ -30,7 +30,7 @@ var mayImport = map[string][]string{
 	"netns":                 {"sandbox", "internal/linux"},
 	"cgroup":                {"sandbox", "internal/linux"},
 	"resolver":              {"sandbox"},
-	"gate":                  {"sandbox"},
+	"gate":                  {"sandbox", "internal/linux"},
 	"build":                 {"sandbox", "build/ignore"},
 	"build/ignore":          {"sandbox"},
 	"state":                 {"sandbox"},
