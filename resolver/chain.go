@@ -35,22 +35,22 @@ type chain struct {
 // follow asks for the records of a permitted name and goes along its CNAMEs.
 // Every name on the way is judged: what a deny rule means, or what has no
 // place in the public tree, breaks the chain.
-func (s *Server) follow(ctx context.Context, p *policy, servers []netip.AddrPort, name string, qtype uint16) (chain, error) {
-	c := chain{ttl: maxTTL}
+func (s *Server) follow(ctx context.Context, c *client, p *policy, servers []netip.AddrPort, name string, qtype uint16) (chain, error) {
+	found := chain{ttl: maxTTL}
 	seen := []string{name}
 	for {
-		a, err := s.ask(ctx, servers, name, qtype)
+		a, err := s.ask(ctx, c, servers, name, qtype)
 		if err != nil {
-			return c, err
+			return found, err
 		}
-		c.rcode = a.rcode
-		if left := a.expires.Sub(s.now()); left < c.ttl {
-			c.ttl = max(left, 0)
+		found.rcode = a.rcode
+		if left := a.expires.Sub(s.now()); left < found.ttl {
+			found.ttl = max(left, 0)
 		}
 		start := name
 		for {
-			if c.records = recordsOf(a.records, name, qtype); len(c.records) > 0 {
-				return c, nil
+			if found.records = recordsOf(a.records, name, qtype); len(found.records) > 0 {
+				return found, nil
 			}
 			link, target := cnameOf(a.records, name)
 			if link == nil {
@@ -58,15 +58,15 @@ func (s *Server) follow(ctx context.Context, p *policy, servers []netip.AddrPort
 			}
 			next, ok := normalize(target)
 			if why := p.breaks(next, ok, seen); why != nil {
-				c.refused = why
-				return c, nil
+				found.refused = why
+				return found, nil
 			}
-			c.links = append(c.links, link)
+			found.links = append(found.links, link)
 			seen = append(seen, next)
 			name = next
 		}
 		if name == start || a.rcode != dns.RcodeSuccess || a.final {
-			return c, nil // a server that followed the chain itself has said the end of it
+			return found, nil // a server that followed the chain itself has said the end of it
 		}
 	}
 }
@@ -119,13 +119,16 @@ func owns(rr dns.RR, name string) bool {
 // ask returns the answer to one question from the cache or from upstream. The
 // same question asked by many at once is asked upstream once, and its asking
 // does not end with who began it.
-func (s *Server) ask(ctx context.Context, servers []netip.AddrPort, name string, qtype uint16) (answer, error) {
+func (s *Server) ask(ctx context.Context, c *client, servers []netip.AddrPort, name string, qtype uint16) (answer, error) {
 	key := cacheKey(servers, name, qtype)
 	if a, ok := s.cache.get(key, s.now()); ok {
 		s.stats.hits.Add(1)
 		return a, failed(a)
 	}
 	s.stats.misses.Add(1)
+	if !c.upstream.Allow() {
+		return answer{}, errBusy
+	}
 	done := s.flights.DoChan(key, func() (any, error) {
 		select {
 		case s.inFlight <- struct{}{}:

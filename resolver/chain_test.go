@@ -172,7 +172,7 @@ func TestCacheByUpstream(t *testing.T) {
 	for range 2 {
 		for _, up := range []*upstream{liar, b.up} {
 			b.cfg.Upstreams[0] = up.addr
-			c, err := b.follow(t.Context(), one, b.upstreamsFor(one), "www.example.com", dns.TypeA)
+			c, err := b.follow(t.Context(), b.clients.get(id1, time.Now()), one, b.upstreamsFor(one), "www.example.com", dns.TypeA)
 			if err != nil {
 				t.Fatal(err)
 			}

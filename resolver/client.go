@@ -28,6 +28,7 @@ const (
 // client is what is kept of one sandbox while it asks.
 type client struct {
 	queries, heavy, flood, told *rate.Limiter
+	upstream                    *rate.Limiter // whoever asks for it: its questions, its web traffic, long chains
 	pinning                     chan struct{} // holds one
 
 	mu     sync.Mutex
@@ -111,11 +112,12 @@ func (c *clients) get(id sandbox.ID, now time.Time) *client {
 	one := c.byID[id]
 	if one == nil {
 		one = &client{
-			queries: rate.NewLimiter(queriesPerSecond, queriesBurst),
-			heavy:   rate.NewLimiter(heavyPerSecond, heavyBurst),
-			flood:   rate.NewLimiter(floodPerSecond, floodBurst),
-			told:    rate.NewLimiter(toldPerSecond, toldBurst),
-			pinning: make(chan struct{}, 1),
+			queries:  rate.NewLimiter(queriesPerSecond, queriesBurst),
+			heavy:    rate.NewLimiter(heavyPerSecond, heavyBurst),
+			flood:    rate.NewLimiter(floodPerSecond, floodBurst),
+			told:     rate.NewLimiter(toldPerSecond, toldBurst),
+			upstream: rate.NewLimiter(queriesPerSecond, queriesBurst),
+			pinning:  make(chan struct{}, 1),
 		}
 		c.byID[id] = one
 	}

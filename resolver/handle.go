@@ -1,10 +1,12 @@
 package resolver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -278,7 +280,7 @@ func (s *Server) resolve(ctx context.Context, c *client, p *policy, by ruling, n
 		s.stats.limited.Add(1)
 		return refusal(dns.RcodeRefused, dns.ExtendedErrorCodeOther, "sandboxd: too many questions of type "+typeName(q.Qtype)+", ask more slowly")
 	}
-	found, err := s.follow(ctx, p, s.upstreamsFor(p), name, q.Qtype)
+	found, err := s.follow(ctx, c, p, s.upstreamsFor(p), name, q.Qtype)
 	switch {
 	case errors.Is(err, errNoServer):
 		return refusal(dns.RcodeServerFailure, dns.ExtendedErrorCodeNotReady, "sandboxd: no resolver to ask: the operator sets network.resolvers, or the policy's own may not be asked")
@@ -408,7 +410,8 @@ func (s *Server) tell(c *client, id sandbox.ID, q dns.Question, r reply) {
 }
 
 // Lookup returns the addresses a name stands for to a sandbox, under the rules
-// its own questions are answered by; nothing is opened. Errors are of class
+// its own questions are answered by and within the bounds of what is asked
+// upstream for it; nothing is opened. Errors are of class
 // ErrForbidden (code name_denied), ErrNotFound (no_such_name) or
 // ErrUnavailable (no_resolver).
 func (s *Server) Lookup(ctx context.Context, t Tenant, name string) ([]netip.Addr, error) {
@@ -416,6 +419,11 @@ func (s *Server) Lookup(ctx context.Context, t Tenant, name string) ([]netip.Add
 	defer cancel()
 	q := dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET}
 	c := s.clients.get(t.ID, s.now())
+	if !c.enter() {
+		s.stats.limited.Add(1)
+		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "no_resolver", "look up %.253s: too many of the sandbox's names are being looked up; try again", name)
+	}
+	defer c.leave()
 	r := s.decide(ctx, c, t, c.compiled(t.Policy), q)
 	switch {
 	case len(r.addrs) > 0:
@@ -423,7 +431,7 @@ func (s *Server) Lookup(ctx context.Context, t Tenant, name string) ([]netip.Add
 	case r.ruling.why != "":
 		return nil, sandbox.Errorf(sandbox.ErrForbidden, "name_denied", "name %.253s: not permitted: %s", name, r.ruling.why)
 	case r.rcode == dns.RcodeServerFailure || r.rcode == dns.RcodeRefused:
-		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "no_resolver", "look up %.253s: no upstream resolver answered; try again", name)
+		return nil, sandbox.Errorf(sandbox.ErrUnavailable, "no_resolver", "look up %.253s: %s; try again", name, cmp.Or(strings.TrimPrefix(r.text, "sandboxd: "), "no upstream resolver answered"))
 	}
 	return nil, sandbox.Errorf(sandbox.ErrNotFound, "no_such_name", "name %.253s: it has no IPv4 address", name)
 }

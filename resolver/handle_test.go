@@ -2,9 +2,11 @@ package resolver
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -383,5 +385,62 @@ func TestLookup(t *testing.T) {
 	b.up.answer(servfail)
 	if _, err := b.Lookup(t.Context(), who, "new.example.com"); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("upstream fails: %v", err)
+	}
+}
+
+// TestLookupsAreBounded: the gate looks a name up for each request that a
+// sandbox sends it, so these questions have the bounds of the sandbox's own.
+func TestLookupsAreBounded(t *testing.T) {
+	b := newBench(t, allow("*.flood.example", "steady.example"), "steady.example. 60 IN A 93.184.216.34")
+	tenant, _ := b.net.Tenant(client1)
+	if _, err := b.Lookup(t.Context(), tenant, "steady.example"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 * queriesBurst {
+		_, err := b.Lookup(t.Context(), tenant, fmt.Sprintf("n%d.flood.example", i))
+		if err != nil && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	if n := b.up.total(); n > 2*queriesBurst {
+		t.Errorf("%d questions put upstream at once", n)
+	}
+	// The control: what the cache knows is answered on.
+	if addrs, err := b.Lookup(t.Context(), tenant, "steady.example"); err != nil || len(addrs) != 1 {
+		t.Errorf("a name in the cache: %v, %v", addrs, err)
+	}
+}
+
+// TestLookupsInFlight: nor does one sandbox have more of them wait for
+// upstream than questions of its own.
+func TestLookupsInFlight(t *testing.T) {
+	b := newBench(t, allow("*.slow.example"))
+	release := make(chan struct{})
+	b.up.before(func(dns.Question) { <-release })
+	let := sync.OnceFunc(func() { close(release) })
+	defer let()
+	tenant, _ := b.net.Tenant(client1)
+	ended := make(chan error, 2*inWorkMost)
+	for i := range 2 * inWorkMost {
+		go func() {
+			_, err := b.Lookup(t.Context(), tenant, fmt.Sprintf("n%d.slow.example", i))
+			ended <- err
+		}()
+	}
+	for range inWorkMost { // those that are too many end at once
+		select {
+		case err := <-ended:
+			if !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("one too many: %v", err)
+			}
+		case <-time.After(tryTimeout / 2):
+			t.Fatal("all of them wait for upstream")
+		}
+	}
+	let()
+	for range inWorkMost {
+		if err := <-ended; !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("one that waited: %v", err)
+		}
 	}
 }
