@@ -22,6 +22,8 @@ type house struct {
 	servers   map[int]string          // guarded by mu; port inside to address here
 	failPut   error                   // guarded by mu
 	midPut    func()                  // guarded by mu; called while a row is written
+	midToken  func(hash []byte)       // guarded by mu; called when a token has been written
+	midList   func()                  // guarded by mu; called when ports have been read
 	udp       map[int]map[bool]string // guarded by mu; port and inside to address here
 }
 
@@ -106,8 +108,13 @@ func (h *house) PutPort(_ context.Context, p sandbox.Port, _ string) error {
 
 func (h *house) Ports(_ context.Context, id sandbox.ID) ([]sandbox.Port, error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(h.ports), func(p sandbox.Port) bool { return id != "" && p.Sandbox != id }), nil
+	all := slices.DeleteFunc(slices.Clone(h.ports), func(p sandbox.Port) bool { return id != "" && p.Sandbox != id })
+	mid := h.midList
+	h.mu.Unlock()
+	if mid != nil {
+		mid()
+	}
+	return all, nil
 }
 
 func (h *house) DeletePort(_ context.Context, id, _ string) (sandbox.Port, error) {
@@ -124,11 +131,15 @@ func (h *house) DeletePort(_ context.Context, id, _ string) (sandbox.Port, error
 
 func (h *house) SetPortToken(_ context.Context, id sandbox.ID, hash []byte, _ string) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if hash == nil {
 		delete(h.tokens, id)
 	} else {
 		h.tokens[id] = hash
+	}
+	mid := h.midToken
+	h.mu.Unlock()
+	if mid != nil {
+		mid(hash)
 	}
 	return nil
 }

@@ -61,11 +61,14 @@ type Ingress struct {
 	tasks  sync.WaitGroup
 	slots  chan struct{} // one for each connection through a published port
 
-	mu     sync.Mutex
-	ports  map[string]*listener  // guarded by mu; by id of the port
-	tokens map[sandbox.ID][]byte // guarded by mu; SHA-256
-	gone   map[sandbox.ID]bool   // guarded by mu; ended while something of theirs was being made
-	making map[sandbox.ID]int    // guarded by mu; how much that is
+	tokenTurn sync.Mutex // before mu
+
+	mu       sync.Mutex
+	starting bool                  // guarded by mu; what was published is being read
+	ports    map[string]*listener  // guarded by mu; by id of the port
+	tokens   map[sandbox.ID][]byte // guarded by mu; SHA-256
+	gone     map[sandbox.ID]bool   // guarded by mu; ended while something of theirs was being made or read
+	making   map[sandbox.ID]int    // guarded by mu; how much is being made
 }
 
 // listener is one published port.
@@ -96,8 +99,12 @@ func New(cfg Config) *Ingress {
 }
 
 // Start listens again for every port that was published before. One that
-// somebody else has by now is tried again until it is free; Ports tells so.
+// somebody else has by now is tried again until it is free; Ports tells so. It
+// comes before all else but Ended.
 func (in *Ingress) Start(ctx context.Context) error {
+	in.mu.Lock()
+	in.starting = true // from here on those that end are known, whatever is read of them
+	in.mu.Unlock()
 	tokens, err := in.cfg.Sandboxes.PortTokens(ctx)
 	if err != nil {
 		return fmt.Errorf("read the tokens of sandboxes: %w", err)
@@ -108,8 +115,15 @@ func (in *Ingress) Start(ctx context.Context) error {
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	defer func() { in.starting, in.gone = false, map[sandbox.ID]bool{} }()
 	in.tokens = tokens
+	for id := range in.gone {
+		delete(tokens, id)
+	}
 	for _, p := range ports {
+		if in.gone[p.Sandbox] {
+			continue
+		}
 		l := &listener{port: p}
 		in.ports[p.ID] = l
 		if in.listen(l); l.err != nil {
@@ -368,7 +382,7 @@ func (in *Ingress) Ended(id sandbox.ID) {
 		}
 	}
 	delete(in.tokens, id)
-	if in.making[id] > 0 {
+	if in.making[id] > 0 || in.starting {
 		in.gone[id] = true
 	}
 	in.mu.Unlock()

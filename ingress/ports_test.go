@@ -292,3 +292,34 @@ func FuzzLocalOf(f *testing.F) {
 		}
 	})
 }
+
+// TestEndDuringStart: of a sandbox that ends while its ports are taken up
+// again, none stays.
+func TestEndDuringStart(t *testing.T) {
+	h := newHouse("dev", "other")
+	first := open(t, h)
+	for _, name := range []string{"dev", "other"} {
+		if _, err := first.Publish(t.Context(), name, sandbox.PortRequest{Port: 80}, ""); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := first.NewToken(t.Context(), name, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.Close()
+	in := New(Config{Sandboxes: h})
+	t.Cleanup(in.Close)
+	h.midList = func() { in.Ended(h.sandboxes[0].ID) }
+	if err := in.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.midList = nil
+	ports := in.list("")
+	hash, _ := in.access(h.sandboxes[0].ID, 80)
+	if len(ports) != 1 || ports[0].Sandbox != h.sandboxes[1].ID || ports[0].Error != "" || hash != nil {
+		t.Errorf("left: %+v, token %x", ports, hash)
+	}
+	if hash, _ := in.access(h.sandboxes[1].ID, 80); hash == nil { // the control
+		t.Error("the other's token is lost")
+	}
+}

@@ -238,6 +238,8 @@ func (r *router) serve(w http.ResponseWriter, req *http.Request, trusted bool) {
 // URL.
 func (r *router) admit(w http.ResponseWriter, req *http.Request, sb sandbox.Sandbox, port int, headers http.Header) bool {
 	hash, public := r.in.access(sb.ID, port)
+	// A token that is right is taken out of requests to public ports, too.
+	brought := allowed(req.Header, hash, headers)
 	token, clean, inQuery := queryToken(req.URL)
 	if inQuery {
 		if !public && !matches(token, hash) {
@@ -254,8 +256,7 @@ func (r *router) admit(w http.ResponseWriter, req *http.Request, sb sandbox.Sand
 		}
 		return true
 	}
-	// A token that is right is taken out of requests to public ports, too.
-	if !allowed(req.Header, hash, headers) && !public {
+	if !brought && !public {
 		r.refuse(w, req, sb.ID)
 		return false
 	}

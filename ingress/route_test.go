@@ -178,6 +178,66 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// TestTokenTakenAway: of a token made and taken away at the same time that
+// holds which was written down last, before a restart as after it.
+func TestTokenTakenAway(t *testing.T) {
+	h := newHouse("dev")
+	in := open(t, h)
+	made, removed := make(chan struct{}), make(chan struct{})
+	h.midToken = func(hash []byte) {
+		if hash != nil {
+			close(made)
+			select {
+			case <-removed:
+			case <-time.After(200 * time.Millisecond): // it waits for its turn, as it should
+			}
+		}
+	}
+	go func() {
+		defer close(removed)
+		<-made
+		if err := in.RemoveToken(t.Context(), "dev", ""); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := in.NewToken(t.Context(), "dev", ""); err != nil {
+		t.Fatal(err)
+	}
+	<-removed
+	hash, _ := in.access(h.sandboxes[0].ID, 80)
+	if len(h.tokens) != 0 || hash != nil {
+		t.Errorf("a token that was taken away opens on: %d written down, %x in force", len(h.tokens), hash)
+	}
+}
+
+// TestTokenTwice: a token that comes in two ways is taken out of both.
+func TestTokenTwice(t *testing.T) {
+	h := newHouse("dev")
+	address, requests := seen(t)
+	h.servers[80] = address
+	in := open(t, h)
+	c := listening(t, in, "tcp")
+	token, err := in.NewToken(t.Context(), "dev", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for authorization, want := range map[string]string{"Bearer " + token: "", "Bearer theirs": "Bearer theirs"} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://80-dev.box.test/?sandbox_token="+token, strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", authorization)
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if r := <-requests; resp.StatusCode != http.StatusOK || r.Header.Get("Authorization") != want || strings.Contains(r.URL.RawQuery, token) {
+			t.Errorf("%d, the sandbox saw %q and %q", resp.StatusCode, r.Header.Get("Authorization"), r.URL.RawQuery)
+		}
+	}
+}
+
 func TestQueryToken(t *testing.T) {
 	for in, want := range map[string][2]string{
 		"/?sandbox_token=a":               {"a", "/"},

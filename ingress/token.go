@@ -42,11 +42,15 @@ func (in *Ingress) RemoveToken(ctx context.Context, ref, actor string) error {
 	return in.setToken(ctx, sb.ID, nil, actor)
 }
 
+// setToken writes a token down and puts it in force; one at a time, so that
+// both are done in the same order.
 func (in *Ingress) setToken(ctx context.Context, id sandbox.ID, hash []byte, actor string) error {
+	in.tokenTurn.Lock()
+	defer in.tokenTurn.Unlock()
 	in.mu.Lock()
 	in.making[id]++
 	in.mu.Unlock()
-	err := in.cfg.Sandboxes.SetPortToken(ctx, id, hash, actor)
+	err := in.cfg.Sandboxes.SetPortToken(context.WithoutCancel(ctx), id, hash, actor)
 	gone := in.made(id)
 	in.mu.Lock()
 	defer in.mu.Unlock()
