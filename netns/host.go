@@ -64,6 +64,8 @@ type Host struct {
 	uplinkAt time.Time              // when the uplink was last looked at
 	shapes   map[sandbox.ID]shaped  // the queues of links that have any
 	faults   map[sandbox.ID]*sandbox.NetworkFault
+	seen     map[sandbox.ID]sandbox.NetCounters // as last told
+	lost     map[sandbox.ID]sandbox.NetCounters // what was counted in a table that somebody removed
 	// disturbed had faults of an earlier daemon.
 	disturbed []sandbox.ID
 	unfair    atomic.Bool // the kernel has no fq_codel
@@ -104,6 +106,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		pool: cfg.Pool.Masked(), admit: cfg.Admit, log: cfg.Log, mtu: 1500,
 		known: map[sandbox.ID]linkPlan{}, tenants: map[netip.Addr]sandbox.ID{}, pins: map[sandbox.ID]*pinned{}, groups: map[string]uint32{},
 		uplinks: map[string]bool{}, strangers: map[string]bool{},
+		seen: map[sandbox.ID]sandbox.NetCounters{}, lost: map[sandbox.ID]sandbox.NetCounters{},
 		shapes: map[sandbox.ID]shaped{}, faults: map[sandbox.ID]*sandbox.NetworkFault{},
 	}
 	if err := h.open(cfg); err != nil {
@@ -350,11 +353,9 @@ func (h *Host) applyHealing(all ...change) error {
 	return h.mend()
 }
 
-// heal mends the table where nobody changes it.
+// heal mends the table where somebody else changed it.
 func (h *Host) heal() error {
-	h.order.Lock()
-	defer h.order.Unlock()
-	h.log.Warn("the nf_tables table of the sandboxes was removed by someone: making it again", "table", "inet "+tableName)
+	h.log.Warn("the nf_tables table of the sandboxes was removed or changed by someone: making it again", "table", "inet "+tableName)
 	return h.mend()
 }
 
@@ -368,6 +369,7 @@ func (h *Host) mend() error {
 	if err != nil {
 		return err
 	}
+	h.keepCounters(have)
 	h.mu.Lock()
 	all := planRecovery(slices.Collect(maps.Values(h.known)), have)
 	var c change
@@ -429,6 +431,7 @@ func (h *Host) clear(id sandbox.ID, slot int) (netip.Addr, error) {
 	var c change
 	c.diff(from, held{}, nil)
 	h.forget(id)
+	h.forgetCounters(id)
 	delete(h.pins, id)
 	if err := h.applyHealing(c); err != nil {
 		if ok {
@@ -456,24 +459,6 @@ func (h *Host) addressOf(id sandbox.ID, slot int) (netip.Addr, error) {
 		}
 	}
 	return netip.IPv4Unspecified(), nil // never attached: nothing will match
-}
-
-// Counters returns a sandbox's absolute counters since its Attach. They
-// survive the link, until Detach, and a daemon's restart. known is false when
-// the sandbox has no counters.
-func (h *Host) Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error) {
-	_ = slot // the link's name is enough
-	key := linkKey(linkName(id))
-	if c.RxPackets, c.RxBytes, known, err = h.table.count(setReceived, key); err != nil || !known {
-		return sandbox.NetCounters{}, false, err
-	}
-	if c.TxPackets, c.TxBytes, _, err = h.table.count(setSent, key); err != nil {
-		return sandbox.NetCounters{}, false, err
-	}
-	if c.Dropped, _, _, err = h.table.count(setDropped, key); err != nil {
-		return sandbox.NetCounters{}, false, err
-	}
-	return c, true, nil
 }
 
 // Links returns the sandboxes that have a host-side link.

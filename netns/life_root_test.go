@@ -5,8 +5,10 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -437,4 +439,188 @@ func TestPoolMustNotShadowTheHost(t *testing.T) {
 		t.Errorf("overlapping pool: %v, want a conflict", err)
 	}
 	openHost(t, Config{Pool: prefix("10.214.0.0/16")}) // control
+}
+
+// TestAddressIsCleanAfterARestart: what a daemon that ended had still to
+// forget, the next one forgets.
+func TestAddressIsCleanAfterARestart(t *testing.T) {
+	newWorld(t)
+	h, err := Open(t.Context(), Config{})
+	must(t, err)
+	first := newBox(t, 132, sandbox.NetworkOpen)
+	stays := newBox(t, 133, sandbox.NetworkOpen)
+	addr, kept := attach(t, h, first), attach(t, h, stays)
+	reaches(t, first, "udp4", publicAddr+":99")
+	reaches(t, stays, "udp4", publicAddr+":99")
+	tracked := func(of netip.Addr) int {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		must(t, err)
+		n := 0
+		for _, f := range flows {
+			if f.Forward.SrcIP.Equal(of.AsSlice()) {
+				n++
+			}
+		}
+		return n
+	}
+	must(t, h.Detach(t.Context(), first.ID, first.Slot))
+	must(t, h.Close())
+	if tracked(addr) == 0 {
+		t.Fatal("control: the connection is not tracked any more")
+	}
+	h = openHost(t, Config{})
+	must(t, h.Recover(t.Context(), map[sandbox.ID]Attachment{stays.ID: stays.Attachment}))
+	next := newBox(t, 132, sandbox.NetworkOpen)
+	attach(t, h, next)
+	if n := tracked(addr); n != 0 {
+		t.Errorf("%d tracked connections of the first user left", n)
+	}
+	if tracked(kept) == 0 {
+		t.Error("control: the connections of a sandbox that lives are gone")
+	}
+}
+
+// TestChangedTableIsMended: somebody empties the chains (`nft flush table inet
+// sandboxd`) or lets a sandbox out by hand.
+func TestChangedTableIsMended(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	a := policyBox(t, h, 134, opened(internetAddr))
+	b := policyBox(t, h, 138, allowing(publicAddr))
+	guarded := func() {
+		t.Helper()
+		eventually(t, "the denied range denied", func() bool {
+			_, err := dial(a.NetNS, "tcp4", internetAddr+":80", deniedWait)
+			return err != nil
+		})
+		eventually(t, "what is not allowed denied", func() bool {
+			_, err := dial(b.NetNS, "tcp4", internetAddr+":80", deniedWait)
+			return err != nil
+		})
+		reaches(t, a, "tcp4", publicAddr+":80")
+		reaches(t, b, "tcp4", publicAddr+":80")
+	}
+	guarded()
+	for _, change := range []string{
+		"flush table inet " + tableName,
+		"flush chain inet " + tableName + " deny-" + linkName(a.ID),
+		"delete element inet " + tableName + " denied { \"" + linkName(a.ID) + "\" }",
+		"add element inet " + tableName + " open { \"" + linkName(b.ID) + "\" }",
+	} {
+		if out, err := exec.Command("nft", change).CombinedOutput(); err != nil {
+			t.Fatalf("nft %s: %v: %s", change, err, out)
+		}
+		if ok, err := h.table.untouched(); ok || err != nil {
+			t.Errorf("nft %s was not noticed: %v", change, err)
+		}
+		eventually(t, "nft "+change+" mended", func() bool {
+			ok, err := h.table.untouched()
+			must(t, err)
+			return ok
+		})
+		guarded()
+	}
+}
+
+// TestOwnChangesAreNoDisagreement: what the daemon does itself never makes it
+// look at the whole table, and what it finds there is what it should.
+func TestOwnChangesAreNoDisagreement(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	d := dice{rand.New(rand.NewPCG(7, 11)), []string{publicAddr, internetAddr, "9.9.9.9"}}
+	policy := func() sandbox.NetworkPolicy {
+		p := d.policy()
+		if p.Connected() {
+			p.Allow = append(p.Allow, d.pick("*.example.com", "www.example.com:80", "example.org:1-5000"))
+			p.Limits.Flows = uint32(d.IntN(2) * 100)
+		}
+		return p
+	}
+	boxes := make([]*box, 4)
+	agrees := func(what string) {
+		t.Helper()
+		h.order.Lock()
+		defer h.order.Unlock()
+		ok, err := h.agrees()
+		must(t, err)
+		if present, err := h.table.present(); !ok || !present || err != nil {
+			t.Fatalf("after %s: elements agree: %t, chains present: %t, %v", what, ok, present, err)
+		}
+		changes, err := h.table.changes()
+		must(t, err)
+		h.table.whole(changes)
+	}
+	for i := range boxes {
+		boxes[i] = policyBox(t, h, 140+i, policy())
+		agrees("Attach")
+	}
+	for range 30 {
+		b := boxes[d.IntN(len(boxes))]
+		b.become(t, h, policy())
+		if b.Policy.Connected() {
+			_, _ = dial(b.NetNS, "udp4", publicAddr+":99", 10*time.Millisecond)
+		}
+		pin(t, h, b, "www.example.com", publicAddr)
+		if ok, err := h.table.untouched(); !ok || err != nil {
+			t.Fatalf("a change of our own taken for another's: %v", err)
+		}
+		agrees(fmt.Sprintf("SetPolicy %+v", b.Policy))
+	}
+	for _, b := range boxes {
+		must(t, h.Detach(t.Context(), b.ID, b.Slot))
+		agrees("Detach")
+	}
+}
+
+// TestCountersSurviveAFlush: they never go back.
+func TestCountersSurviveAFlush(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 135, sandbox.NetworkOpen)
+	attach(t, h, b)
+	reaches(t, b, "tcp4", publicAddr+":80")
+	before, _, err := h.Counters(b.ID, b.Slot)
+	must(t, err)
+	for range 2 {
+		flush(t, h, h.table.conn.FlushRuleset)
+		check := func() {
+			t.Helper()
+			after, known, err := h.Counters(b.ID, b.Slot)
+			must(t, err)
+			if !known || after.RxBytes < before.RxBytes || after.TxBytes < before.TxBytes {
+				t.Fatalf("counters went back: %+v after %+v (known: %t)", after, before, known)
+			}
+			before = after
+		}
+		eventually(t, "the table again", func() bool {
+			check()
+			ok, err := h.table.untouched()
+			must(t, err)
+			return ok
+		})
+		was := before
+		reaches(t, b, "tcp4", publicAddr+":80")
+		if check(); before.TxBytes <= was.TxBytes {
+			t.Errorf("nothing was counted since: %+v", before)
+		}
+	}
+}
+
+// TestForwardingComesBack: somebody switches ip_forward on and off again, which
+// takes it from every interface.
+func TestForwardingComesBack(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 136, sandbox.NetworkOpen)
+	attach(t, h, b)
+	reaches(t, b, "tcp4", publicAddr+":80")
+	must(t, writeSysctl("net/ipv4/ip_forward", "1"))
+	must(t, writeSysctl("net/ipv4/ip_forward", "0"))
+	if forwarding(linkName(b.ID)) {
+		t.Fatal("control: the sandbox's link still forwards")
+	}
+	eventually(t, "the sandbox connected again", func() bool {
+		_, err := dial(b.NetNS, "tcp4", publicAddr+":80", deniedWait)
+		return err == nil
+	})
 }

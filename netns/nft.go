@@ -50,6 +50,10 @@ type table struct {
 	sock map[int]*nl.SocketHandle // counters are read over a socket of their own
 
 	services map[string][]nftables.SetElement // of the sets that name the daemon's services
+
+	// generation is the kernel's count of changes to all tables, as it is if
+	// since the table was last found whole only we changed any; 0 if unknown.
+	generation uint32
 }
 
 func openTable(plan tablePlan) (*table, error) {
@@ -138,7 +142,7 @@ func (t *table) install() error {
 		}
 	}
 	t.addChains(t.plan.chains)
-	if err := t.conn.Flush(); err != nil {
+	if err := t.commit(); err != nil {
 		return fmt.Errorf("installing nf_tables table inet %s: %w", tableName, err)
 	}
 	return nil
@@ -193,21 +197,88 @@ func (t *table) existing() ([]*nftables.Set, []*nftables.Chain, error) {
 	return sets, slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != tableName }), nil
 }
 
-// present reports whether the table is still there with all its chains.
-func (t *table) present() (bool, error) {
+// untouched reports whether nobody but us changed any table since the last
+// call of whole.
+func (t *table) untouched() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now, err := t.countChanges()
+	return err == nil && now != 0 && now == t.generation, err
+}
+
+// whole notes that the table was found to be as it should, when the kernel had
+// counted so many changes.
+func (t *table) whole(changes uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.generation = changes
+}
+
+// changes returns the kernel's count of changes to all tables.
+func (t *table) changes() (uint32, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.countChanges()
+}
+
+func (t *table) countChanges() (uint32, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	req.Sockets = t.sock
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: unix.NFNETLINK_V0})
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, fmt.Errorf("reading the generation of nf_tables: %w", err)
+	}
+	for _, m := range msgs {
+		if id, ok := attribute(m[min(nl.SizeofNfgenmsg, len(m)):], unix.NFTA_GEN_ID); ok && len(id) == 4 {
+			return binary.BigEndian.Uint32(id), nil
+		}
+	}
+	return 0, nil
+}
+
+// present reports whether the table is still there with all its chains, and as
+// many rules in them as planned.
+func (t *table) present() (bool, error) {
+	t.mu.Lock()
 	_, chains, err := t.existing()
+	t.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	rules, err := t.countRules()
+	if err != nil {
+		return false, err
+	}
 	there := map[string]bool{}
 	for _, c := range chains {
 		there[c.Name] = true
 	}
 	for _, c := range t.plan.chains {
-		if !there[c.name] {
-			return false, err
+		if !there[c.name] || rules[c.name] != len(c.rules) {
+			return false, nil
 		}
 	}
-	return true, err
+	return true, nil
+}
+
+// countRules returns how many rules each chain has.
+func (t *table) countRules() (map[string]int, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+	req.Sockets = t.sock
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: unix.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(tableName)))
+	msgs, err := listing(func() ([][]byte, error) { return req.Execute(unix.NETLINK_NETFILTER, 0) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("listing the rules of table inet %s: %w", tableName, err)
+	}
+	out := map[string]int{}
+	for _, m := range msgs {
+		if name, ok := attribute(m[min(nl.SizeofNfgenmsg, len(m)):], unix.NFTA_RULE_CHAIN); ok {
+			out[unix.ByteSliceToString(name)]++
+		}
+	}
+	return out, nil
 }
 
 func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
@@ -233,7 +304,7 @@ func (t *table) apply(c change) error {
 	if err := t.queue(c); err != nil { // cannot be: keys are of our own making
 		return errors.Join(err, t.reopen())
 	}
-	if err := t.conn.Flush(); err != nil {
+	if err := t.commit(); err != nil {
 		return fmt.Errorf("changing table inet %s: %w", tableName, err)
 	}
 	return nil
@@ -294,7 +365,16 @@ func (t *table) redirect(services map[string][]nftables.SetElement) error {
 			}
 		}
 	}
-	return t.conn.Flush()
+	return t.commit()
+}
+
+// commit sends what is queued as one transaction.
+func (t *table) commit() error {
+	err := t.conn.Flush()
+	if t.generation++; err != nil {
+		t.generation = 0
+	}
+	return err
 }
 
 func (t *table) makeSet(s setPlan) error {
@@ -375,10 +455,17 @@ func (t *table) read() (map[string]held, error) {
 			out[link] = h
 		}
 	}
+	rules, err := t.countRules()
+	if err != nil {
+		return nil, err
+	}
 	for _, c := range chains {
 		if link, ok := ownedBy(c.Name); ok {
 			h := out[link]
 			h.chains = append(h.chains, c.Name)
+			if rules[c.Name] == 0 { // somebody emptied it: to be made anew
+				h.generation = 0
+			}
 			out[link] = h
 		}
 	}

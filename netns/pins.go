@@ -23,6 +23,7 @@ const (
 	minPin   = 30 * time.Second // names that change all the time are still reached
 	maxPin   = 24 * time.Hour
 	maxPins  = 4096 // of one sandbox
+	pinRoom  = 256  // made at once where there are too many
 	pinSlack = time.Second
 	pinPrune = 30 * time.Second // between looks for what has expired
 	pastFor  = 24 * time.Hour   // that it is remembered for connections that go on
@@ -31,9 +32,9 @@ const (
 // pinned is what a sandbox has pinned; Host.order guards it.
 type pinned struct {
 	names  map[string]map[netip.Addr]time.Time // until when; also what was, lately
+	known  int                                 // addresses of names
 	keys   map[string]time.Time                // of the kernel's set
 	pruned time.Time
-	past   int // addresses of names when last pruned
 }
 
 // pinChange adds elements to a set of pins. Those of fresh are new to it.
@@ -45,9 +46,9 @@ type pinChange struct {
 
 // Pin permits a sandbox to reach the addresses of a name, on the ports of all
 // its allow rules that match the name, for ttl but at least half a minute. It
-// is in force on return. A name that no rule matches changes nothing, nor does
-// an address that no policy opens. Of more than 4,096 pins of a sandbox those
-// that end first make room.
+// is in force on return. A name that no allow rule matches, or a deny rule
+// does, changes nothing, nor does an address that the policy does not open by
+// name. Of more than 4,096 pins of a sandbox those that end first make room.
 func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []netip.Addr, ttl time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -59,7 +60,7 @@ func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []neti
 	if !ok {
 		return sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "pinning %.253q: no sandbox %s has a network", name, id)
 	}
-	tails := l.pins.tails(l.allow, name)
+	tails := l.tails(name)
 	if len(tails) == 0 {
 		return nil
 	}
@@ -73,15 +74,10 @@ func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []neti
 	p := pinChange{set: l.pinSet()}
 	for _, addr := range addrs {
 		addr = addr.Unmap()
-		if !addr.Is4() || anyContains(h.table.plan.closed, addr) {
+		if !h.table.plan.pinnable(l, addr) {
 			continue
 		}
-		if book.names[name] == nil {
-			book.names[name] = map[netip.Addr]time.Time{}
-		}
-		if until.After(book.names[name][addr]) {
-			book.names[name][addr] = until
-		}
+		book.note(name, addr, until)
 		for _, t := range tails {
 			p.put(book, t.key(addr), name, until, now)
 		}
@@ -112,36 +108,83 @@ func (p *pinChange) put(book *pinned, key []byte, name string, until, now time.T
 	}
 }
 
+// note remembers until when a name has an address.
+func (b *pinned) note(name string, addr netip.Addr, until time.Time) {
+	if b.names[name] == nil {
+		b.names[name] = map[netip.Addr]time.Time{}
+	}
+	had, known := b.names[name][addr]
+	if !known {
+		b.known++
+	}
+	if until.After(had) {
+		b.names[name][addr] = until
+	}
+}
+
 // makeRoom forgets what has expired, and what ends first where there are too
-// many; of these it returns the elements.
+// many; of these it returns the elements. It does so for many at once: who asks
+// for names without end must not keep others from changing the table.
 func (b *pinned) makeRoom(now time.Time) []nftables.SetElement {
-	if len(b.keys) <= maxPins && now.Sub(b.pruned) < pinPrune {
+	if len(b.keys) <= maxPins && b.known <= 2*maxPins && now.Sub(b.pruned) < pinPrune {
 		return nil
 	}
-	b.pruned, b.past = now, 0
+	b.pruned = now
 	maps.DeleteFunc(b.keys, func(_ string, until time.Time) bool { return !until.After(now) })
-	for name, addrs := range b.names {
-		maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.Add(pastFor).After(now) })
-		if b.past += len(addrs); len(addrs) == 0 {
-			delete(b.names, name)
-		}
+	b.forgetUntil(now.Add(-pastFor))
+	if b.known > 2*maxPins { // only what is pinned
+		b.forgetUntil(now)
 	}
-	if b.past > 2*maxPins { // only what is pinned
+	if b.known > 2*maxPins {
+		ends := make([]time.Time, 0, b.known)
 		for _, addrs := range b.names {
-			maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
+			ends = slices.AppendSeq(ends, maps.Values(addrs))
 		}
+		slices.SortFunc(ends, time.Time.Compare)
+		b.forgetUntil(ends[len(ends)-maxPins-1])
 	}
-	over := len(b.keys) - maxPins
-	if over <= 0 {
+	if len(b.keys) <= maxPins {
 		return nil
 	}
 	keys := slices.SortedFunc(maps.Keys(b.keys), func(x, y string) int { return b.keys[x].Compare(b.keys[y]) })
 	var out []nftables.SetElement
-	for _, key := range keys[:over] {
+	for _, key := range keys[:len(keys)-maxPins+pinRoom] {
 		delete(b.keys, key)
 		out = append(out, nftables.SetElement{Key: []byte(key)})
 	}
 	return out
+}
+
+// forgetUntil forgets the addresses that names had until then, or not so long.
+func (b *pinned) forgetUntil(end time.Time) {
+	b.known = 0
+	for name, addrs := range b.names {
+		maps.DeleteFunc(addrs, func(_ netip.Addr, until time.Time) bool { return !until.After(end) })
+		if b.known += len(addrs); len(addrs) == 0 {
+			delete(b.names, name)
+		}
+	}
+}
+
+// tails returns what is pinned of a name: what the allow rules say that match
+// it, and nothing of one that a deny rule means, which the resolver does not
+// answer any more.
+func (l linkPlan) tails(name string) []pinTail {
+	if slices.ContainsFunc(l.deny, func(r sandbox.NetworkRule) bool { return r.MatchesName(name) }) {
+		return nil
+	}
+	return l.pins.tails(l.allow, name)
+}
+
+// pinnable reports whether a name may open an address: a public one, or one of
+// an admitted range that an allow rule names by a prefix.
+func (t tablePlan) pinnable(l linkPlan, addr netip.Addr) bool {
+	if !addr.Is4() || anyContains(t.closed, addr) {
+		return false
+	}
+	return !anyContains(t.private, addr) || slices.ContainsFunc(l.allow, func(r sandbox.NetworkRule) bool {
+		return r.Domain == "" && r.Prefix.Contains(addr)
+	})
 }
 
 // pinAgain puts the pins of links into the sets that a change makes anew: all
@@ -156,8 +199,11 @@ func (h *Host) pinAgain(c *change) {
 		p, past := pinChange{set: l.pinSet()}, pinChange{set: l.pastSet()}
 		book.keys = map[string]time.Time{}
 		for _, name := range slices.SortedFunc(maps.Keys(book.names), cmp.Compare) {
-			for _, t := range l.pins.tails(l.allow, name) {
+			for _, t := range l.tails(name) {
 				for addr, until := range book.names[name] {
+					if !h.table.plan.pinnable(l, addr) {
+						continue
+					}
 					if len(past.fresh) < 2*maxPins {
 						past.fresh = append(past.fresh, nftables.SetElement{Key: t.key(addr), Timeout: pastFor, Comment: name})
 					}
@@ -231,8 +277,5 @@ func (b *pinned) learn(e nftables.SetElement, until time.Time) {
 		return
 	}
 	b.keys[string(e.Key)] = until
-	if b.names[e.Comment] == nil {
-		b.names[e.Comment] = map[netip.Addr]time.Time{}
-	}
-	b.names[e.Comment][netip.AddrFrom4([4]byte(e.Key[:4]))] = until
+	b.note(e.Comment, netip.AddrFrom4([4]byte(e.Key[:4])), until)
 }

@@ -3,12 +3,15 @@ package netns
 import (
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 const (
@@ -143,6 +146,33 @@ func (r *reaper) dropConnections() {
 			delete(r.stale, addr)
 		}
 	}
+}
+
+// dropOrphans deletes the tracked connections of the pool's addresses that
+// nobody has: what an earlier daemon had not got to when it ended.
+func (r *reaper) dropOrphans(pool netip.Prefix, tenants map[netip.Addr]sandbox.ID) {
+	r.flush.Lock()
+	defer r.flush.Unlock()
+	if _, err := r.route.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, orphans{pool, tenants}); err != nil {
+		r.host.log.Warn("dropping tracked connections of sandboxes that are gone", "error", err)
+	}
+}
+
+type orphans struct {
+	pool    netip.Prefix
+	tenants map[netip.Addr]sandbox.ID
+}
+
+// MatchConntrackFlow selects flows to or from addresses that nobody has.
+func (o orphans) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	for _, ip := range []net.IP{f.Forward.SrcIP, f.Forward.DstIP} {
+		addr, _ := netip.AddrFromSlice(ip)
+		addr = addr.Unmap()
+		if _, had := o.tenants[addr]; !had && o.pool.Contains(addr) && addr != gateway(o.pool) {
+			return true
+		}
+	}
+	return false
 }
 
 // dropServed deletes the tracked connections that began with the gateway.

@@ -36,6 +36,10 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 	for _, addr := range gone {
 		h.reap.forget(addr)
 	}
+	h.mu.Lock()
+	tenants := maps.Clone(h.tenants)
+	h.mu.Unlock()
+	h.reap.dropOrphans(h.pool, tenants)
 	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
 	return errors.Join(errs...)
 }
@@ -145,16 +149,60 @@ func (h *Host) reconnect(ctx context.Context, keep map[sandbox.ID]Attachment, wa
 // check looks after what other programs may have changed since: the table,
 // the uplink, and the host's own wish to be a router.
 func (h *Host) check() {
-	ok, err := h.table.present()
-	if err == nil && !ok {
-		err = h.heal()
-	}
-	if err != nil {
+	if err := h.checkTable(); err != nil {
 		h.log.Error("checking the nf_tables table of the sandboxes", "error", err)
 	}
 	if err := h.checkUplinks(); err != nil {
 		h.log.Error("checking the uplink of the sandboxes", "error", err)
 	}
+}
+
+// checkTable makes the table again where somebody removed or changed it. While
+// nobody changes any, that is one question.
+func (h *Host) checkTable() error {
+	h.order.Lock()
+	defer h.order.Unlock()
+	if ok, err := h.table.untouched(); ok || err != nil {
+		return err
+	}
+	changes, err := h.table.changes()
+	if err != nil {
+		return err
+	}
+	ok, err := h.table.present()
+	if err == nil && ok {
+		ok, err = h.agrees()
+	}
+	if err == nil && !ok && len(h.strangers) > 0 {
+		return h.table.install() // whose elements are Recover's to judge
+	}
+	if err == nil && !ok {
+		return h.heal() // and looked at again the next time
+	}
+	if err == nil {
+		h.table.whole(changes)
+	}
+	return err
+}
+
+// agrees reports whether the table holds of single links what it should. What
+// an earlier daemon left is Recover's to judge.
+func (h *Host) agrees() (bool, error) {
+	if len(h.strangers) > 0 {
+		return true, nil
+	}
+	have, err := h.table.read()
+	if err != nil {
+		return false, err
+	}
+	delete(have, "")               // members that nobody is
+	for link, from := range have { // made by packets of links that are gone
+		from.elements = slices.DeleteFunc(from.elements, func(e element) bool { return e.set == setFlows })
+		if have[link] = from; len(from.elements)+len(from.chains)+len(from.sets) == 0 {
+			delete(have, link)
+		}
+	}
+	return len(planRecovery(h.links(), have)) == 0, nil
 }
 
 // checkUplinks follows a changed default route, and lets go of the uplinks

@@ -119,7 +119,19 @@ func (h *Host) forwardLink(name string) error {
 		return err
 	}
 	h.log.Info("made the uplink forward for sandboxes", "link", name)
-	return writeSysctl(filepath.Join("net/ipv4/conf", name, "forwarding"), "1")
+	if err := writeSysctl(filepath.Join("net/ipv4/conf", name, "forwarding"), "1"); err != nil {
+		return err
+	}
+	// Who switches ip_forward off takes it from every interface, so from the
+	// sandboxes' as well.
+	for _, l := range h.links() {
+		if l.connected {
+			if err := writeSysctl(filepath.Join("net/ipv4/conf", l.name, "forwarding"), "1"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // uplinkMTU returns the size of packets sandboxes may send: the uplink's, so

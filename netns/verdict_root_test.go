@@ -207,8 +207,8 @@ func TestTooManyPinsMakeRoom(t *testing.T) {
 	reaches(t, b, "tcp4", publicAddr+":80")
 	keys, err := h.table.keys("pins-" + linkName(b.ID))
 	must(t, err)
-	if len(keys) != maxPins {
-		t.Errorf("%d pins, want %d", len(keys), maxPins)
+	if len(keys) > maxPins || len(keys) < maxPins-2*pinRoom {
+		t.Errorf("%d pins, want at most %d and not many fewer", len(keys), maxPins)
 	}
 }
 
