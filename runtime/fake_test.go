@@ -608,14 +608,22 @@ func open(t *testing.T, k *kernel, dir string) *house {
 
 func openPool(t *testing.T, k *kernel, dir string, slots int, pool PoolConfig) *house {
 	t.Helper()
+	return openWith(t, k, dir, func(c *Config) { c.Slots, c.Pool = slots, pool })
+}
+
+// openWith is open with another configuration.
+func openWith(t *testing.T, k *kernel, dir string, change func(*Config)) *house {
+	t.Helper()
 	db, err := state.Open(t.Context(), filepath.Join(dir, "sandboxd.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := New(Config{
-		DefaultImage: "host", Slots: slots, Pool: pool, UIDBase: 1 << 29, BootID: "boot-1", KeepEnded: 100, KeepEvents: 1000,
+	c := Config{
+		DefaultImage: "host", Slots: 8, UIDBase: 1 << 29, BootID: "boot-1", KeepEnded: 100, KeepEvents: 1000,
 		Dial: func(s string) PID1 { return fakePID1{k: k, name: s} }, Log: slog.New(slog.DiscardHandler),
-	}, db, fakeCgroups{k}, fakeNetwork{k}, fakeRoots{k}, fakeShells{k})
+	}
+	change(&c)
+	m := New(c, db, fakeCgroups{k}, fakeNetwork{k}, fakeRoots{k}, fakeShells{k})
 	h := &house{Manager: m, k: k, db: db}
 	if err := m.Recover(t.Context()); err != nil {
 		t.Fatal(err)

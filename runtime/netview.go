@@ -14,7 +14,7 @@ func (m *Manager) Network(ctx context.Context, ref string) (sandbox.NetworkState
 	if err != nil {
 		return sandbox.NetworkState{}, err
 	}
-	s := sandbox.NetworkState{Sandbox: sb.ID, Policy: sb.Spec.Network, Address: sb.Address, Gateway: m.net.Gateway(), Fault: sb.Fault, Usage: sb.Usage}
+	s := sandbox.NetworkState{Sandbox: sb.ID, Policy: m.inForce(sb.Spec.Network), Address: sb.Address, Gateway: m.net.Gateway(), Fault: sb.Fault, Usage: sb.Usage}
 	if !sb.Status.Terminal() {
 		s.Pins, err = m.net.Pins(sb.ID)
 	}
@@ -31,5 +31,5 @@ func (m *Manager) ExplainNetwork(ctx context.Context, ref string, q sandbox.Netw
 	if sb.Status.Terminal() {
 		return sandbox.NetworkVerdict{}, sandbox.Errorf(sandbox.ErrConflict, "sandbox_ended", "sandbox %s has ended: it reaches nothing", sb.ID)
 	}
-	return m.net.Explain(netns.Attachment{ID: sb.ID, Name: sb.Spec.Name, Slot: sb.Slot, Policy: sb.Spec.Network}, q)
+	return m.net.Explain(netns.Attachment{ID: sb.ID, Name: sb.Spec.Name, Slot: sb.Slot, Policy: m.inForce(sb.Spec.Network)}, q)
 }

@@ -13,7 +13,8 @@ import (
 type NetworkConfig struct {
 	// Default is the policy of specs that name no mode. Its zero value is off.
 	Default sandbox.NetworkPolicy
-	// Most is the widest mode a sandbox may have; empty means open.
+	// Most is the widest mode a sandbox may have; empty means open. It holds for
+	// those made under another configuration, too.
 	Most sandbox.NetworkMode
 }
 
@@ -60,6 +61,20 @@ func withNetworkDefault(p, d sandbox.NetworkPolicy) sandbox.NetworkPolicy {
 // width orders the modes by what they can permit.
 func width(m sandbox.NetworkMode) int {
 	return slices.Index([]sandbox.NetworkMode{sandbox.NetworkOff, sandbox.NetworkAllow, sandbox.NetworkOpen}, m)
+}
+
+// inForce is what the operator's ceiling of today leaves of a policy that was
+// set before.
+func (m *Manager) inForce(p sandbox.NetworkPolicy) sandbox.NetworkPolicy {
+	most := m.cfg.Network.Most
+	if most == "" || width(p.Mode) <= width(most) {
+		return p
+	}
+	if most == sandbox.NetworkOff {
+		return sandbox.NetworkPolicy{Mode: sandbox.NetworkOff, Deny: p.Deny, Limits: p.Limits}
+	}
+	p.Mode = most
+	return p
 }
 
 // SetNetwork changes the network policy of a living sandbox. On return it is

@@ -110,3 +110,44 @@ func TestNetworkOfTheOperator(t *testing.T) {
 		t.Errorf("the most itself: %v", err)
 	}
 }
+
+// TestCeilingHoldsForAll: an operator who lowers the ceiling means the
+// sandboxes there are, too.
+func TestCeilingHoldsForAll(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	wide := sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen, Allow: []string{"10.0.0.0/8"}, Deny: []string{"9.9.9.9"}, Group: "g"}
+	narrow := allowOnly("example.com")
+	living, stopped, other := create(t, h, sandbox.Spec{Name: "a", Network: wide}), create(t, h, sandbox.Spec{Name: "b", Network: wide}), create(t, h, sandbox.Spec{Network: narrow})
+	if _, err := h.Stop(t.Context(), "b", ""); err != nil {
+		t.Fatal(err)
+	}
+	held := wide
+	held.Mode = sandbox.NetworkAllow
+	for most, want := range map[sandbox.NetworkMode][2]sandbox.NetworkPolicy{
+		sandbox.NetworkAllow: {held, narrow},
+		sandbox.NetworkOff:   {{Mode: sandbox.NetworkOff, Deny: wide.Deny}, {Mode: sandbox.NetworkOff}},
+		"":                   {wide, narrow},
+	} {
+		h.crash()
+		h = openWith(t, k, dir, func(c *Config) { c.Network.Most = most })
+		if _, err := h.Start(t.Context(), "b", ""); err != nil {
+			t.Fatal(err)
+		}
+		for id, want := range map[sandbox.ID]sandbox.NetworkPolicy{living.ID: want[0], stopped.ID: want[0], other.ID: want[1]} {
+			if d := cmp.Diff(want, k.policy(id)); d != "" {
+				t.Errorf("most %q: the kernel has\n%s", most, d)
+			}
+			if err := want.Validate(); err != nil {
+				t.Error(err)
+			}
+			s, err := h.Network(t.Context(), string(id))
+			if err != nil || !cmp.Equal(s.Policy, want) {
+				t.Errorf("most %q: shown %+v, %v", most, s.Policy, err)
+			}
+		}
+		if _, err := h.Stop(t.Context(), "b", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -85,7 +85,7 @@ func (m *Manager) connect(ctx context.Context, b *box, sb sandbox.Sandbox, netwo
 		return nil, err
 	}
 	defer ns.Close()
-	if sb.Spec.Network.Connected() && !inside {
+	if m.inForce(sb.Spec.Network).Connected() && !inside {
 		c, err := dialLink(ctx, network, sb.Address, port)
 		if err == nil {
 			return b.reach.keep(b, shell, c, false, leave)

@@ -67,7 +67,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		case fateAdopt:
 			keep[f.row.ID] = m.attachment(f.row.Sandbox, f.b.shell)
 		case fateEnd, fateHalt: // their counters are still to be read
-			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Name: f.row.Spec.Name, Slot: f.row.Slot, Policy: f.row.Spec.Network}
+			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Name: f.row.Spec.Name, Slot: f.row.Slot, Policy: m.inForce(f.row.Spec.Network)}
 		}
 	}
 	if err := m.net.Recover(ctx, keep); err != nil {
@@ -189,6 +189,9 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 		}
 		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
 		log.Info("adopted sandbox", "init_pid", f.row.InitPID)
+		if now := m.inForce(f.row.Spec.Network).Mode; now != f.row.Spec.Network.Mode {
+			log.Warn("the sandbox's network policy is more than network.most permits: it is held to that", "mode", f.row.Spec.Network.Mode, "now", now)
+		}
 	case fateHalt:
 		log.Info("stopping sandbox left by an earlier daemon")
 		ch := state.Change{Actor: "daemon"}

@@ -94,7 +94,7 @@ func (m *Manager) enforcement(s sandbox.Spec) []sandbox.Enforcement {
 }
 
 func (m *Manager) attachment(sb sandbox.Sandbox, shell *launch.Shell) netns.Attachment {
-	return netns.Attachment{ID: sb.ID, Name: sb.Spec.Name, Slot: sb.Slot, NetNS: shell.NetNS, Policy: sb.Spec.Network}
+	return netns.Attachment{ID: sb.ID, Name: sb.Spec.Name, Slot: sb.Slot, NetNS: shell.NetNS, Policy: m.inForce(sb.Spec.Network)}
 }
 
 func (m *Manager) uidBase(slot int) uint32 { return m.cfg.UIDBase + uint32(slot)*idSpan }
