@@ -69,7 +69,7 @@ func TestKilledDeltas(t *testing.T) {
 	}
 	deltas := 0
 	var stack []string
-	for round := range testenv.Cycles(t, 5, 200) {
+	for round := range testenv.Cycles(t, 4, 200) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
