@@ -89,6 +89,7 @@ func TestWhichWritesWaitForTheDisk(t *testing.T) {
 	fsyncs := counted(d)
 	img := sandbox.Image{Name: "x", Digest: "1"}
 	one := create(t, d, "")
+	port := sandbox.Port{ID: sandbox.NewPortID(), Sandbox: one.ID}
 	move := func(to sandbox.Status, ch Change) func() error {
 		return func() error {
 			sb, err := d.Sandbox(t.Context(), one.ID)
@@ -120,6 +121,11 @@ func TestWhichWritesWaitForTheDisk(t *testing.T) {
 		{"update of usage", update(Change{Usage: &sandbox.Usage{}}), 1},
 		{"running with usage", move(sandbox.StatusRunning, Change{Usage: &sandbox.Usage{}}), 1},
 		{"stopped", move(sandbox.StatusStopped, Change{}), 1},
+		{"publish port", func() error { return d.PutPort(t.Context(), port) }, 1},
+		{"unpublish port", func() error { _, err := d.DeletePort(t.Context(), port.ID); return err }, 1},
+		{"set token", func() error { return d.SetPortToken(t.Context(), one.ID, []byte("x")) }, 1},
+		{"remove token", func() error { return d.SetPortToken(t.Context(), one.ID, nil) }, 1},
+		{"what was carried", func() error { return d.PutCarried(t.Context(), one.ID, Carried{InitStart: 1}) }, 0},
 		{"started again", move(sandbox.StatusCreating, Change{}), 1},
 		{"running again", move(sandbox.StatusRunning, Change{}), 0},
 		{"completing", move(sandbox.StatusCompleting, Change{}), 0},

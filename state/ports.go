@@ -42,6 +42,9 @@ func (d *DB) PutPort(ctx context.Context, p sandbox.Port) error {
 		return err
 	}
 	return d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil { // sandboxes that are stopped outlive a power cut, and their ports with them
+			return err
+		}
 		ok, err := t.changed(sqlPutPort, p.ID, string(p.Sandbox), data)
 		if err == nil && !ok {
 			err = noMore(p.Sandbox)
@@ -78,6 +81,9 @@ func (d *DB) DeletePort(ctx context.Context, id string) (sandbox.Port, error) {
 		return p, err
 	}
 	return p, d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil { // what was closed must not open again
+			return err
+		}
 		ok, err := t.changed(sqlDeletePort, id)
 		if err == nil && !ok {
 			err = portNotFound(id)
@@ -108,6 +114,9 @@ func (d *DB) DropPorts(ctx context.Context, id sandbox.ID) error {
 // ErrConflict with code sandbox_ended where the sandbox is gone, or going.
 func (d *DB) SetPortToken(ctx context.Context, id sandbox.ID, hash []byte) error {
 	return d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil { // one that was taken away must not open again
+			return err
+		}
 		if hash == nil {
 			_, err := t.exec(sqlDropToken, string(id))
 			return err
