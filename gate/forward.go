@@ -50,6 +50,11 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, pass passage) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		r.Header.Del("Upgrade")
 	}
+	for name := range r.Header {
+		if strings.HasPrefix(strings.ToLower(strings.ReplaceAll(name, "_", "-")), "x-forwarded-") {
+			delete(r.Header, name)
+		}
+	}
 	proxy := httputil.ReverseProxy{
 		Rewrite:        func(pr *httputil.ProxyRequest) { pass.rewrite(pr, secrets) },
 		Transport:      pass.conn.transport(pass.policy),

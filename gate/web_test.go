@@ -486,3 +486,31 @@ func TestCrowd(t *testing.T) {
 		t.Error("there is no end")
 	}
 }
+
+// TestWebForwardedHeaders: servers behind proxies take client, host, path and
+// method from such headers; the sandbox has no proxy's word.
+func TestWebForwardedHeaders(t *testing.T) {
+	w := newWorld(t, allow("example.com"))
+	srv := newSeen(t, false, hello200)
+	w.serve("example.com", webAddr, 80, srv.addr())
+	names := []string{
+		"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix",
+		"X-Forwarded-Server", "X-Forwarded-Uri", "X-Forwarded-Method", "X_Forwarded_Host", "x-forwarded-path",
+	}
+	request := "GET / HTTP/1.1\r\nHost: example.com\r\nX-Forward: control\r\n"
+	for _, name := range names {
+		request += name + ": evil\r\n"
+	}
+	if got := w.raw(request + "\r\n"); len(got) != 1 || got[0].StatusCode != http.StatusOK {
+		t.Fatalf("%+v", got)
+	}
+	sent := srv.requests()[0].Header
+	for _, name := range names {
+		if v := sent[http.CanonicalHeaderKey(name)]; v != nil {
+			t.Errorf("%s is sent on: %v", name, v)
+		}
+	}
+	if sent.Get("X-Forward") != "control" {
+		t.Errorf("others are lost: %v", sent)
+	}
+}
