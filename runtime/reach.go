@@ -59,16 +59,12 @@ func (m *Manager) dialPort(ctx context.Context, ref, network string, port int, i
 	if port < 1 || port > 65535 {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_port", "port %d: use 1 to 65535", port)
 	}
-	sb, err := m.Sandbox(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	b, err := m.running(ctx, string(sb.ID))
+	b, err := m.running(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	leave := b.enter()
-	c, err := m.connect(ctx, b, sb, network, uint16(port), inside, leave)
+	c, err := m.connect(ctx, b, network, uint16(port), inside, leave)
 	if err != nil {
 		leave()
 		return nil, err
@@ -77,7 +73,7 @@ func (m *Manager) dialPort(ctx context.Context, ref, network string, port int, i
 }
 
 // connect takes the one way or the other.
-func (m *Manager) connect(ctx context.Context, b *box, sb sandbox.Sandbox, network string, port uint16, inside bool, leave func()) (net.Conn, error) {
+func (m *Manager) connect(ctx context.Context, b *box, network string, port uint16, inside bool, leave func()) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	shell, ns, err := b.netNS()
@@ -85,6 +81,13 @@ func (m *Manager) connect(ctx context.Context, b *box, sb sandbox.Sandbox, netwo
 		return nil, err
 	}
 	defer ns.Close()
+	sb, err := m.state.Sandbox(ctx, b.id) // not earlier: the address is to be this shell's,
+	if err != nil {
+		return nil, err
+	}
+	if sb.Status != sandbox.StatusRunning { // which a row that says so has
+		return nil, notRunning(b.id)
+	}
 	if m.inForce(sb.Spec.Network).Connected() && !inside {
 		c, err := dialLink(ctx, network, sb.Address, port)
 		if err == nil {
@@ -108,6 +111,10 @@ func (m *Manager) connect(ctx context.Context, b *box, sb sandbox.Sandbox, netwo
 	return nil, err
 }
 
+func notRunning(id sandbox.ID) error {
+	return sandbox.Errorf(sandbox.ErrConflict, "sandbox_not_running", "sandbox %s is not running", id)
+}
+
 func dialLink(ctx context.Context, network string, to netip.Addr, port uint16) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout / 2} // the loopback is to have a chance, too
 	return d.DialContext(ctx, network+"4", net.JoinHostPort(to.String(), strconv.Itoa(int(port))))
@@ -119,7 +126,7 @@ func (b *box) netNS() (*launch.Shell, *os.File, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.shell == nil || b.shell.NetNS == nil {
-		return nil, nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_not_running", "sandbox %s is not running", b.id)
+		return nil, nil, notRunning(b.id)
 	}
 	// Of our own: the shell's is closed when it ends, and its number may then
 	// stand for another sandbox's.

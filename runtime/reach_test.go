@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
 )
 
 // echoing starts a server here, which is what fakeNetwork takes for the inside
@@ -225,5 +227,69 @@ func TestPortRowsGoWithTheirSandbox(t *testing.T) {
 	})
 	if err := h.PutPort(t.Context(), p, ""); sandbox.CodeOf(err) != "sandbox_ended" {
 		t.Errorf("a port of a sandbox that ended: %v", err)
+	}
+}
+
+// TestDialPortAfterRestart: who waited while a sandbox was started anew gets to
+// its address of now; that of before may be another sandbox's.
+func TestDialPortAfterRestart(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	sb := create(t, h, sandbox.Spec{Name: "dev", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}})
+	servers := map[string]netip.Addr{"before": netip.MustParseAddr("127.0.0.2"), "now": netip.MustParseAddr("127.0.0.3")}
+	port := 0
+	for name, addr := range servers {
+		ln, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, uint16(port))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		port = ln.Addr().(*net.TCPAddr).Port
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, name)
+				c.Close()
+			}
+		}()
+	}
+	move := func(name string) {
+		addr := servers[name]
+		if err := h.state.Update(t.Context(), sb.ID, state.Change{Address: &addr}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dial := func() string {
+		c, err := h.DialPort(t.Context(), "dev", port)
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		b, _ := io.ReadAll(c)
+		return string(b)
+	}
+	move("before")
+	if got := dial(); got != "before" { // the control
+		t.Fatalf("reached %q", got)
+	}
+	b := h.box(sb.ID)
+	if err := b.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.setStatus(sandbox.StatusCreating)
+	got := make(chan string, 1)
+	go func() { got <- dial() }()
+	select {
+	case early := <-got:
+		t.Fatalf("did not wait: %q", early)
+	case <-time.After(300 * time.Millisecond): // it has read the row by then
+	}
+	move("now")
+	b.setStatus(sandbox.StatusRunning)
+	b.unlock()
+	if got := <-got; got != "now" {
+		t.Errorf("reached %q", got)
 	}
 }
