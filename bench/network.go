@@ -110,7 +110,11 @@ func forward(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	wires := map[string]wire{}
-	for name, policy := range map[string]sandbox.NetworkPolicy{report.Us: {Mode: sandbox.NetworkOpen}, ruled: twentyRules()} {
+	const free, limited = "free", "limited" // they flood
+	for name, policy := range map[string]sandbox.NetworkPolicy{
+		report.Us: {Mode: sandbox.NetworkOpen}, ruled: twentyRules(), free: {Mode: sandbox.NetworkOpen},
+		limited: {Mode: sandbox.NetworkOpen, Limits: sandbox.NetworkLimits{EgressBPS: 50e6, IngressBPS: 50e6}},
+	} {
 		sb, err := d.Create(ctx, sandbox.Spec{Image: imageName, Network: policy}, "")
 		if err != nil {
 			return fmt.Errorf("create: %w", err)
@@ -143,6 +147,9 @@ func forward(ctx context.Context, b *bench) (err error) {
 		name: "forward", title: "TCP out of a sandbox, one stream", unit: "MB/s", more: true,
 		note: veth + ": one pair of links between two namespaces; " + router + ": two pairs, and a namespace without any rule that forwards",
 	}, b.plan.netRounds, 1, b.settled, cs...)
+	if err == nil {
+		err = b.neighbour(ctx, wires[report.Us], wires[free], wires[limited])
+	}
 	return errors.Join(err, d.removeAll(ctx))
 }
 
@@ -212,29 +219,36 @@ func joinNamespaces(ctx context.Context, a *os.File, linkA, cidrA string, z *os.
 	)
 }
 
-// stream sends for a while and returns how much arrived a second, in MB.
-func (w wire) stream(ctx context.Context, length time.Duration) (float64, error) {
+// connect opens a connection over the wire: its two ends.
+func (w wire) connect(ctx context.Context) (near, far net.Conn, err error) {
 	var l net.Listener
-	err := linux.InNetNS(w.to, func() (err error) {
+	if err := linux.InNetNS(w.to, func() (err error) {
 		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp4", w.addr)
 		return err
-	})
-	if err != nil {
-		return 0, err
+	}); err != nil {
+		return nil, nil, err
 	}
 	defer l.Close()
-	var c net.Conn
 	if err := linux.InNetNS(w.from, func() (err error) {
-		c, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp4", w.addr)
+		near, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp4", w.addr)
 		return err
 	}); err != nil {
+		return nil, nil, err
+	}
+	far, err = l.Accept()
+	if err != nil {
+		near.Close()
+	}
+	return near, far, err
+}
+
+// stream sends for a while and returns how much arrived a second, in MB.
+func (w wire) stream(ctx context.Context, length time.Duration) (float64, error) {
+	c, far, err := w.connect(ctx)
+	if err != nil {
 		return 0, err
 	}
 	defer c.Close()
-	far, err := l.Accept()
-	if err != nil {
-		return 0, err
-	}
 	defer far.Close()
 	sent := make(chan error, 1)
 	start := time.Now()

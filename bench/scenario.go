@@ -66,6 +66,7 @@ type plan struct {
 	network, netCrowd                             int // rounds, sandboxes with rules
 	netSlice                                      time.Duration
 	netRounds                                     int
+	pings                                         int // round trips to a 99th percentile
 	volume                                        string
 	calm                                          time.Duration // without work, before each sample
 }
@@ -78,7 +79,7 @@ var full = plan{
 	burst: 100, bursts: 5, clients: []int{1, 2, 4, 8}, lead: 5 * time.Second, slice: 10 * time.Second, slices: 3,
 	streamBytes: 2 << 30, fileBytes: 1 << 30, transfers: 5, smallFiles: 10000,
 	levels: []int{0, 250, 1000}, densityRounds: 50, idleFor: 10 * time.Second, volume: "8g",
-	network: 60, netCrowd: 1000, netSlice: 2 * time.Second, netRounds: 10,
+	network: 60, netCrowd: 1000, netSlice: 2 * time.Second, netRounds: 10, pings: 10000,
 	calm: 3 * time.Millisecond,
 }
 
@@ -87,7 +88,7 @@ var quick = plan{
 	burst: 100, bursts: 1, clients: []int{1, 2, 4, 8}, lead: 2 * time.Second, slice: time.Second, slices: 1,
 	streamBytes: 256 << 20, fileBytes: 128 << 20, transfers: 1, smallFiles: 1000,
 	levels: []int{0, 50}, densityRounds: 10, idleFor: 3 * time.Second, volume: "2g",
-	network: 15, netCrowd: 200, netSlice: time.Second, netRounds: 3,
+	network: 15, netCrowd: 200, netSlice: time.Second, netRounds: 3, pings: 2000,
 	calm: 3 * time.Millisecond,
 }
 
@@ -97,7 +98,7 @@ var emulation = plan{
 	burst: 20, bursts: 3, clients: []int{2}, lead: 10 * time.Second, slice: 10 * time.Second, slices: 2,
 	streamBytes: 64 << 20, fileBytes: 32 << 20, transfers: 2, smallFiles: 200,
 	levels: []int{0, 50}, densityRounds: 5, idleFor: 5 * time.Second, volume: "2g",
-	network: 10, netCrowd: 40, netSlice: 5 * time.Second, netRounds: 3,
+	network: 10, netCrowd: 40, netSlice: 5 * time.Second, netRounds: 3, pings: 500,
 	calm: 20 * time.Millisecond,
 }
 
