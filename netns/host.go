@@ -278,7 +278,7 @@ func (h *Host) SetPolicy(ctx context.Context, a Attachment) error {
 	}
 	if !l.connected {
 		err := h.enforce(l)
-		h.reap.forget(l.addr)
+		h.reap.forgetBegun(l.addr)
 		return err
 	}
 	if a.NetNS != nil {

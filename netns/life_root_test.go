@@ -624,3 +624,37 @@ func TestForwardingComesBack(t *testing.T) {
 		return err == nil
 	})
 }
+
+// TestOffKeepsWhatTheHostBegan: who reaches into a sandbox needs no policy of
+// it, so a change of the policy breaks none of that.
+func TestOffKeepsWhatTheHostBegan(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := newBox(t, 145, sandbox.NetworkOpen)
+	addr := attach(t, h, b)
+	l := listenIn(t, b.NetNS, "tcp4", addr.String()+":8080")
+	theirs := make(chan net.Conn, 1)
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			theirs <- c
+		}
+	}()
+	c, err := net.DialTimeout("tcp4", addr.String()+":8080", 5*time.Second)
+	must(t, err)
+	defer c.Close()
+	s := <-theirs
+	defer s.Close()
+	b.become(t, h, sandbox.NetworkPolicy{})
+	eventually(t, "the reaper done", func() bool {
+		h.reap.mu.Lock()
+		defer h.reap.mu.Unlock()
+		return len(h.reap.stale) == 0
+	})
+	must(t, c.SetReadDeadline(time.Now().Add(2*time.Second)))
+	if _, err := s.Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		t.Errorf("a connection into the sandbox broke: %v", err)
+	}
+}

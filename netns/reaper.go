@@ -38,7 +38,13 @@ type reaper struct {
 	mu     sync.Mutex
 	graves map[int]grave
 	notes  uint64                // counts what forget was told
-	stale  map[netip.Addr]uint64 // addresses with the note that is not done yet
+	stale  map[netip.Addr]staleNote
+}
+
+// staleNote is what is still to be done about an address.
+type staleNote struct {
+	number uint64
+	begun  bool // only the connections that began there
 }
 
 type grave struct {
@@ -54,7 +60,7 @@ func startReaper(h *Host) (*reaper, error) {
 	}
 	r := &reaper{
 		host: h, route: route, quit: make(chan struct{}), wake: make(chan struct{}, 1),
-		graves: map[int]grave{}, stale: map[netip.Addr]uint64{},
+		graves: map[int]grave{}, stale: map[netip.Addr]staleNote{},
 	}
 	r.done.Go(r.run)
 	return r, nil
@@ -75,10 +81,19 @@ func (r *reaper) bury(name string, index int, addr netip.Addr) {
 }
 
 // forget notes an address whose tracked connections must go.
-func (r *reaper) forget(addr netip.Addr) {
+func (r *reaper) forget(addr netip.Addr) { r.note(addr, false) }
+
+// forgetBegun notes an address that may begin no connections any more. Those
+// that the host began to it are not concerned.
+func (r *reaper) forgetBegun(addr netip.Addr) { r.note(addr, true) }
+
+func (r *reaper) note(addr netip.Addr, begun bool) {
 	r.mu.Lock()
 	r.notes++
-	r.stale[addr] = r.notes
+	if before, pending := r.stale[addr]; pending {
+		begun = begun && before.begun
+	}
+	r.stale[addr] = staleNote{r.notes, begun}
 	r.mu.Unlock()
 	select {
 	case r.wake <- struct{}{}:
@@ -192,15 +207,15 @@ func (c connectionsTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return dst.Unmap() == netip.Addr(c)
 }
 
-type connectionsOf map[netip.Addr]uint64
+type connectionsOf map[netip.Addr]staleNote
 
-// MatchConntrackFlow selects flows to or from the addresses.
+// MatchConntrackFlow selects flows from the addresses, and to them.
 func (c connectionsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
 	_, from := c[src.Unmap()]
-	_, to := c[dst.Unmap()]
-	return from || to
+	note, to := c[dst.Unmap()]
+	return from || to && !note.begun
 }
 
 // dig looks after the buried links and returns how many are still there.
