@@ -37,7 +37,7 @@ type reaper struct {
 
 	mu     sync.Mutex
 	graves map[int]grave
-	notes  uint64                // counts what forget was told
+	notes  uint64 // counts what forget was told
 	stale  map[netip.Addr]staleNote
 }
 
