@@ -22,9 +22,18 @@ const (
 		SELECT id FROM sandboxes WHERE status IN ('completed', 'failed')
 		ORDER BY ended_at DESC, id DESC LIMIT -1 OFFSET ?)
 		AND NOT EXISTS (SELECT 1 FROM slots WHERE sandbox = sandboxes.id)`
-	sqlPruneEvents = `DELETE FROM events WHERE seq <= (
-		SELECT seq FROM events ORDER BY seq DESC LIMIT 1 OFFSET ?)`
+	sqlEventBeyond = `SELECT seq FROM events ORDER BY seq DESC LIMIT 1 OFFSET ?`
+	sqlEventsUpTo  = `SELECT count(*) FROM events WHERE seq <= ?`
+	sqlPruneNoise  = `DELETE FROM events WHERE seq IN (
+		SELECT seq FROM events WHERE type GLOB 'net.*' AND sandbox IN (
+			SELECT sandbox FROM events WHERE sandbox <> '' GROUP BY sandbox HAVING count(*) > ?1)
+		ORDER BY seq LIMIT ?2)`
+	sqlPruneEvents = `DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)`
 )
+
+// noisyShare is which part of all events one sandbox may have, before those of
+// its network go first.
+const noisyShare = 16
 
 func notFound(ref any) error {
 	return sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "no sandbox %v", ref)
@@ -168,8 +177,9 @@ func joinStatuses(all []sandbox.Status) string {
 }
 
 // Prune deletes what is beyond the newest keepEnded ended sandboxes, with
-// their processes and idempotency keys, and beyond the newest keepEvents
-// events. Living sandboxes, and ended ones that still hold their slot, stay
+// their processes and idempotency keys, and what is beyond keepEvents events:
+// first the oldest that sandboxes with many of them have of their networks,
+// which hostile code makes at will, then the oldest. Living sandboxes, and ended ones that still hold their slot, stay
 // whatever their number.
 func (d *DB) Prune(ctx context.Context, keepEnded, keepEvents int) error {
 	if keepEnded < 0 || keepEvents < 0 {
@@ -179,9 +189,33 @@ func (d *DB) Prune(ctx context.Context, keepEnded, keepEvents int) error {
 		if _, err := t.exec(sqlPruneEnded, keepEnded); err != nil {
 			return fmt.Errorf("pruning ended sandboxes: %w", err)
 		}
-		if _, err := t.exec(sqlPruneEvents, keepEvents); err != nil {
+		if err := t.pruneEvents(keepEvents); err != nil {
 			return fmt.Errorf("pruning events: %w", err)
 		}
 		return nil
 	})
+}
+
+func (t *tx) pruneEvents(keep int) error {
+	last, err := t.number(sqlEventBeyond, keep)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	over, err := t.number(sqlEventsUpTo, last)
+	if err != nil {
+		return err
+	}
+	noise, err := t.exec(sqlPruneNoise, keep/noisyShare, over)
+	if err != nil {
+		return err
+	}
+	gone, err := noise.RowsAffected()
+	if err != nil || int(gone) >= over {
+		return err
+	}
+	_, err = t.exec(sqlPruneEvents, over-int(gone))
+	return err
 }
