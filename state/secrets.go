@@ -23,13 +23,28 @@ func secretNotFound(name string) error {
 	return sandbox.Errorf(sandbox.ErrNotFound, "secret_not_found", "no secret %.70q: 'sandbox secret set %.70s' makes it, 'sandbox secret ls' shows those there are", name, name)
 }
 
+// wiping has SQLite overwrite with zeros what the transaction deletes, until
+// the function it returns is called. Without it a value that was replaced or
+// forgotten would stay in the file, and in backups of it, until chance
+// overwrites it. The log keeps it until it is folded and written over, at the
+// next start at the latest. A pragma of this kind takes effect when it is
+// compiled, so it must not be kept prepared.
+func (t *tx) wiping() (end func()) {
+	set := func(to string) {
+		_, _ = t.lite.Exec(`PRAGMA secure_delete = `+to, nil) // it cannot fail on an open database
+	}
+	set("ON")
+	return func() { set("OFF") }
+}
+
 // PutSecret sets a secret, new or not, and returns what may be told of it.
-// Repeating it is safe.
+// Repeating it is safe. A value that it replaces is wiped.
 func (d *DB) PutSecret(ctx context.Context, s sandbox.Secret, value string) (sandbox.Secret, error) {
 	err := d.write(ctx, func(t *tx) error {
 		if err := t.mustLast(); err != nil {
 			return err
 		}
+		defer t.wiping()()
 		found, err := t.row(sqlSecretRecord, s.Name)
 		if err == nil {
 			var before sandbox.Secret
@@ -72,12 +87,13 @@ func (d *DB) Secrets(ctx context.Context) ([]sandbox.Secret, error) {
 	return collect(ctx, d.reads[sqlSecrets], scanSecret)
 }
 
-// DeleteSecret removes a secret. ErrNotFound.
+// DeleteSecret removes a secret and wipes its value. ErrNotFound.
 func (d *DB) DeleteSecret(ctx context.Context, name string) error {
 	return d.write(ctx, func(t *tx) error {
 		if err := t.mustLast(); err != nil {
 			return err
 		}
+		defer t.wiping()()
 		ok, err := t.changed(sqlDeleteSecret, name)
 		if err == nil && !ok {
 			err = secretNotFound(name)

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,4 +48,48 @@ func TestSecrets(t *testing.T) {
 	}
 	_, _, err = d.Secret(t.Context(), "key")
 	want(t, err, sandbox.ErrNotFound, "secret_not_found")
+}
+
+// TestForgottenSecrets: a value that was replaced or removed is in no file.
+func TestForgottenSecrets(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := openAt(t, path)
+	const mark = "not-to-be-found"
+	put := func(name, value string) {
+		t.Helper()
+		if _, err := d.PutSecret(t.Context(), sandbox.Secret{Name: name}, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := func() (n int) {
+		t.Helper()
+		if _, err := d.writer.ExecContext(t.Context(), `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []string{path, path + "-wal"} {
+			b, err := os.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += bytes.Count(b, []byte(mark))
+		}
+		return n
+	}
+	long := strings.Repeat(mark+" ", 2000) // on pages of its own
+	for name, value := range map[string]string{"removed": mark, "long": long, "replaced": mark, "shorter": long} {
+		put(name, value)
+	}
+	if found() == 0 { // the control
+		t.Fatal("values are not in the file at all")
+	}
+	put("replaced", "another")
+	put("shorter", "another")
+	for _, name := range []string{"removed", "long"} {
+		if err := d.DeleteSecret(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := found(); n != 0 {
+		t.Errorf("%d traces of forgotten values", n)
+	}
 }
