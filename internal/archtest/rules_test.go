@@ -33,6 +33,7 @@ var mayImport = map[string][]string{
 	"gate":                  {"sandbox", "internal/linux"},
 	"build":                 {"sandbox", "build/ignore"},
 	"build/ignore":          {"sandbox"},
+	"cost":                  {"sandbox"},
 	"state":                 {"sandbox"},
 	"sandbox":               {},
 	"integration":           {"api/client", "sandbox", "internal/testenv"},
