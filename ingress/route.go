@@ -101,6 +101,11 @@ func rewrite(p *httputil.ProxyRequest) {
 		}
 	}
 	p.Out.Header.Del(tokenHeader)
+	for name := range p.Out.Header { // many servers read an underscore as a dash
+		if plain := strings.ReplaceAll(strings.ToLower(name), "_", "-"); strings.HasPrefix(plain, "x-forwarded-") && (!to.trusted || strings.Contains(name, "_")) {
+			delete(p.Out.Header, name)
+		}
+	}
 	p.SetXForwarded()
 	if !to.trusted {
 		return

@@ -145,6 +145,36 @@ func TestRouteTo(t *testing.T) {
 	}
 }
 
+// TestForwardedInDisguise: many servers take X_Forwarded_For for
+// X-Forwarded-For, and believe its relatives.
+func TestForwardedInDisguise(t *testing.T) {
+	for network, port := range map[string]string{"tcp": "", "unix": "443"} {
+		h := newHouse("dev")
+		address, requests := seen(t)
+		h.servers[80] = address
+		in := open(t, h)
+		c := listening(t, in, network)
+		if _, err := in.Publish(t.Context(), "dev", sandbox.PortRequest{Port: 80, Public: true}, ""); err != nil {
+			t.Fatal(err)
+		}
+		resp, _ := ask(t, c, "http://80-dev.box.test/", map[string]string{
+			"X_Forwarded_For": "192.0.2.9", "X_forwarded-Proto": "https", "X-Forwarded-Port": "443", "X-Forward": "control",
+		})
+		if resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status)
+		}
+		r := <-requests
+		for name := range r.Header {
+			if strings.Contains(name, "_") {
+				t.Errorf("over %s: %s goes on", network, name)
+			}
+		}
+		if r.Header.Get("X-Forward") != "control" || r.Header.Get("X-Forwarded-Port") != port {
+			t.Errorf("over %s: %v", network, r.Header)
+		}
+	}
+}
+
 func TestTokens(t *testing.T) {
 	sum := sha256.Sum256([]byte("right"))
 	for name, tc := range map[string]struct {
