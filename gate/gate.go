@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -133,6 +135,7 @@ type Server struct {
 	open     map[*conn]bool
 	count    map[sandbox.ID]int
 	policies map[sandbox.ID]*policy // of sandboxes with connections
+	paces    map[sandbox.ID]*rate.Limiter
 	sweeping bool
 	closed   bool
 }
@@ -152,7 +155,7 @@ func newServer(cfg Config) *Server {
 	s := &Server{
 		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn),
 		reach: reach{pool: cfg.Pool, admit: cfg.Admit, deny: cfg.Deny, foreign: linux.Foreign},
-		open:  map[*conn]bool{}, count: map[sandbox.ID]int{}, policies: map[sandbox.ID]*policy{},
+		open:  map[*conn]bool{}, count: map[sandbox.ID]int{}, policies: map[sandbox.ID]*policy{}, paces: map[sandbox.ID]*rate.Limiter{},
 	}
 	s.life, s.cancel = context.WithCancel(context.Background())
 	return s

@@ -32,6 +32,7 @@ const (
 	codeAmbiguous = "gate_ambiguous" // it cannot be judged
 	codeSecret    = "gate_secret"    // a credential is missing or may not go there
 	codeUpstream  = "gate_upstream"  // the other side does not answer
+	codeLimit     = "gate_limit"     // more connections a second than the policy permits
 )
 
 func denied(format string, args ...any) *refusal {

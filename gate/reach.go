@@ -101,6 +101,9 @@ func (s *Server) connect(ctx context.Context, t Tenant, p *policy, g grant, to t
 			ref = why
 			continue
 		}
+		if why := s.pace(ctx, t); why != nil {
+			return nil, why
+		}
 		each, cancel := context.WithTimeout(ctx, dialEach)
 		c, err := s.dial(each, dest)
 		cancel()

@@ -139,6 +139,9 @@ func writeRefusal(w http.ResponseWriter, ref *refusal) {
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("Cache-Control", "no-store")
+	if ref.status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
 	w.WriteHeader(ref.status)
 	_, _ = w.Write(append(body, '\n')) // the client may be gone
 }

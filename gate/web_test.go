@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -512,5 +513,45 @@ func TestWebForwardedHeaders(t *testing.T) {
 	}
 	if sent.Get("X-Forward") != "control" {
 		t.Errorf("others are lost: %v", sent)
+	}
+}
+
+// TestWebNewFlows: the gate makes no more connections a second for a sandbox
+// than the sandbox may make; one connection to the gate is no way around that.
+func TestWebNewFlows(t *testing.T) {
+	p := allow("*.example.com:80")
+	p.Limits.ConnectionsPerSecond = 1
+	w := newWorld(t, p)
+	srv := newSeen(t, false, hello200)
+	const hosts = 20
+	for i := range hosts {
+		w.serve(fmt.Sprintf("h%d.example.com", i), webAddr, 80, srv.addr())
+	}
+	all := func() (codes map[int]int, dials int) {
+		before := len(w.dialed())
+		answers := make(chan answer, hosts)
+		var asking sync.WaitGroup
+		for i := range hosts {
+			asking.Go(func() { answers <- w.get(fmt.Sprintf("h%d.example.com", i), "/") })
+		}
+		asking.Wait()
+		close(answers)
+		codes = map[int]int{}
+		for a := range answers {
+			codes[a.StatusCode]++
+			if a.StatusCode == http.StatusTooManyRequests && (a.code() != codeLimit || a.Header.Get("Retry-After") == "") {
+				t.Errorf("refused with %s, %v", a.body, a.Header)
+			}
+		}
+		return codes, len(w.dialed()) - before
+	}
+	codes, n := all()
+	if n < 1 || n > hosts/2 || codes[http.StatusTooManyRequests] != hosts-n || codes[http.StatusOK] != n {
+		t.Errorf("%d connections, answers %v", n, codes)
+	}
+	// The control: without a limit all of them pass.
+	w.policy(func(p *sandbox.NetworkPolicy) { p.Limits.ConnectionsPerSecond = 0 })
+	if codes, n := all(); n != hosts || codes[http.StatusOK] != hosts {
+		t.Errorf("%d connections without a limit, answers %v", n, codes)
 	}
 }
