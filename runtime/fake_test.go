@@ -285,7 +285,7 @@ func (f fakeNetwork) Pins(sandbox.ID) ([]sandbox.NetworkPin, error) {
 func (f fakeNetwork) Gateway() netip.Addr { return netip.MustParseAddr("10.0.0.1") }
 
 func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attachment) error {
-	return f.step("net.recover", func() {
+	err := f.step("net.recover", func() {
 		for id := range f.links {
 			if _, ok := keep[id]; !ok {
 				delete(f.links, id)
@@ -295,6 +295,10 @@ func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attach
 			f.policies[id] = a.Policy
 		}
 	})
+	if part := f.step("net.recover.part", nil); err == nil && part != nil {
+		err = fmt.Errorf("%w: %w", netns.ErrPartly, part)
+	}
+	return err
 }
 
 func (f fakeNetwork) SetFault(_ context.Context, a netns.Attachment, fault *sandbox.NetworkFault) error {
@@ -614,6 +618,16 @@ func openPool(t *testing.T, k *kernel, dir string, slots int, pool PoolConfig) *
 // openWith is open with another configuration.
 func openWith(t *testing.T, k *kernel, dir string, change func(*Config)) *house {
 	t.Helper()
+	h, err := tryOpen(t, k, dir, change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// tryOpen is openWith that may fail to recover.
+func tryOpen(t *testing.T, k *kernel, dir string, change func(*Config)) (*house, error) {
+	t.Helper()
 	db, err := state.Open(t.Context(), filepath.Join(dir, "sandboxd.db"))
 	if err != nil {
 		t.Fatal(err)
@@ -625,11 +639,8 @@ func openWith(t *testing.T, k *kernel, dir string, change func(*Config)) *house 
 	change(&c)
 	m := New(c, db, fakeCgroups{k}, fakeNetwork{k}, fakeRoots{k}, fakeShells{k})
 	h := &house{Manager: m, k: k, db: db}
-	if err := m.Recover(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(h.crash)
-	return h
+	return h, m.Recover(t.Context())
 }
 
 // crash ends the manager as kill -9 would: no teardown, no last write.

@@ -151,3 +151,22 @@ func TestCeilingHoldsForAll(t *testing.T) {
 		}
 	}
 }
+
+// TestRecoverNetworkInPart: one sandbox whose network cannot be put in order
+// does not keep the daemon from its start.
+func TestRecoverNetworkInPart(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	h.crash()
+	k.setFail("net.recover.part", true)
+	h = open(t, k, dir)
+	if now := h.get(t, sb.ID); now.Status != sandbox.StatusRunning {
+		t.Errorf("it is %s", now.Status)
+	}
+	h.crash()
+	k.setFail("net.recover", true) // control: without rules nothing is served
+	if _, err := tryOpen(t, k, dir, func(*Config) {}); !errors.Is(err, errInjected) {
+		t.Errorf("recovered over a network that failed as a whole: %v", err)
+	}
+}

@@ -70,8 +70,12 @@ func (m *Manager) Recover(ctx context.Context) error {
 			keep[f.row.ID] = netns.Attachment{ID: f.row.ID, Name: f.row.Spec.Name, Slot: f.row.Slot, Policy: m.inForce(f.row.Spec.Network)}
 		}
 	}
-	if err := m.net.Recover(ctx, keep); err != nil {
+	err = m.net.Recover(ctx, keep)
+	if err != nil && (ctx.Err() != nil || !errors.Is(err, netns.ErrPartly)) {
 		return fmt.Errorf("recover the network: %w", err)
+	}
+	if err != nil {
+		m.log.Error("recover the network: these sandboxes may have none; mend the cause and restart the daemon, or stop and start them", "err", err)
 	}
 	m.tellDisturbed(ctx)
 	for _, f := range found {
