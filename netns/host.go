@@ -70,6 +70,8 @@ type Host struct {
 	disturbed []sandbox.ID
 	unfair    atomic.Bool // the kernel has no fq_codel
 
+	agreedAt time.Time // when the table was last compared; for the reaper alone
+
 	strangers map[string]bool // links found at the start; order guards it, until Recover
 }
 
