@@ -408,7 +408,7 @@ func TestDetachAfterAnotherPool(t *testing.T) {
 	must(t, h.Close())
 	must(t, h.Close())
 	h = openHost(t, Config{Pool: prefix("10.214.0.0/24")})
-	if err := h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}); errors.Is(sandbox.ClassOf(err), sandbox.ErrExhausted) && errors.Is(err, ErrPartly) {
+	if err := h.Recover(t.Context(), map[sandbox.ID]Attachment{b.ID: b.Attachment}); errors.Is(sandbox.ClassOf(err), sandbox.ErrExhausted) && errors.As(err, new(PartlyError)) {
 		t.Log(err)
 	} else {
 		t.Errorf("recovering a sandbox outside the pool: %v, want exhausted, of a part", err)

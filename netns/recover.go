@@ -13,14 +13,19 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// ErrPartly tells of single sandboxes that something could not be done for,
+// PartlyError tells of single sandboxes that something could not be done for,
 // while all others are as they should be.
-var ErrPartly = errors.New("not all sandboxes")
+type PartlyError struct{ Err error }
+
+func (e PartlyError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what went wrong.
+func (e PartlyError) Unwrap() error { return e.Err }
 
 // Recover makes kernel and keep agree after a restart: elements and links of
 // sandboxes not in keep vanish, missing ones of those in keep are made.
 // One that cannot be recovered does not keep the others from it: then the error
-// is ErrPartly, and those it names have no network.
+// is a PartlyError, and those it names have no network.
 // Elements that are right stay, and with them their counters. A kept sandbox
 // whose link is gone needs NetNS to get it back. A second run changes nothing.
 func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) error {
@@ -48,7 +53,7 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 	h.reap.dropOrphans(h.pool, tenants)
 	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w: %w", ErrPartly, err)
+		return PartlyError{err}
 	}
 	return nil
 }

@@ -296,7 +296,7 @@ func (f fakeNetwork) Recover(_ context.Context, keep map[sandbox.ID]netns.Attach
 		}
 	})
 	if part := f.step("net.recover.part", nil); err == nil && part != nil {
-		err = fmt.Errorf("%w: %w", netns.ErrPartly, part)
+		err = netns.PartlyError{Err: part}
 	}
 	return err
 }

@@ -71,7 +71,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		}
 	}
 	err = m.net.Recover(ctx, keep)
-	if err != nil && (ctx.Err() != nil || !errors.Is(err, netns.ErrPartly)) {
+	if err != nil && (ctx.Err() != nil || !errors.As(err, new(netns.PartlyError))) {
 		return fmt.Errorf("recover the network: %w", err)
 	}
 	if err != nil {
