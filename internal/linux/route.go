@@ -21,8 +21,8 @@ func Foreign(addr netip.Addr) (bool, error) {
 	}
 	kind, err := routeType(addr)
 	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return true, nil // no route, or one of type unreachable, prohibit or blackhole
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return true, nil // no route, or one of type unreachable; other errors may be anything
 	case err != nil:
 		return false, fmt.Errorf("ask the routes for %s: %w", addr, err)
 	}
