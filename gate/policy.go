@@ -111,7 +111,7 @@ func (p *policy) judge(t target, origin netip.AddrPort) (grant, *refusal) {
 			}
 		}
 		// A rule about addresses permits them under whatever name.
-		if origin.Port() == t.port {
+		if _, named := p.names(origin); named && origin.Port() == t.port { // first, for it asks the kernel nothing
 			if g, ref := p.judgeAddress(origin.Addr(), origin.Port()); ref == nil {
 				return g, nil
 			}
