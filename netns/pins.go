@@ -82,7 +82,10 @@ func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []neti
 			p.put(book, t.key(addr), name, until, now)
 		}
 	}
-	p.drop = book.makeRoom(now)
+	if p.drop = book.makeRoom(now); len(p.drop) > 0 { // maybe of these, too
+		gone := func(e nftables.SetElement) bool { return book.keys[string(e.Key)].IsZero() }
+		p.fresh, p.again = slices.DeleteFunc(p.fresh, gone), slices.DeleteFunc(p.again, gone)
+	}
 	if len(p.fresh)+len(p.again)+len(p.drop) == 0 {
 		return nil
 	}

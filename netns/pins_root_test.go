@@ -90,3 +90,25 @@ func TestPinsAreBounded(t *testing.T) {
 		t.Errorf("%d addresses of names and %d pins remembered, want at most %d and %d", known, keys, 2*maxPins, maxPins)
 	}
 }
+
+// TestPinsOfManyPortsAreBounded: the bound holds in the kernel, also where one
+// answer alone is beyond it.
+func TestPinsOfManyPortsAreBounded(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{})
+	b := policyBox(t, h, 146, allowing("*.wide.example:80,1000-1015,2000-2015,3000-3015,4000-4015"))
+	for i := range 4 {
+		addrs := make([]netip.Addr, 64)
+		for j := range addrs {
+			addrs[j] = addrOf(0x01000000 + uint32(i*len(addrs)+j))
+		}
+		must(t, h.Pin(t.Context(), b.ID, fmt.Sprintf("n%d.wide.example", i), addrs, time.Hour))
+	}
+	must(t, h.Pin(t.Context(), b.ID, "last.wide.example", []netip.Addr{netipAddr(publicAddr)}, 2*time.Hour))
+	reaches(t, b, "tcp4", publicAddr+":80") // control: the newest is pinned
+	keys, err := h.table.keys("pins-" + linkName(b.ID))
+	must(t, err)
+	if len(keys) > maxPins {
+		t.Errorf("%d pins in the kernel, want at most %d", len(keys), maxPins)
+	}
+}
