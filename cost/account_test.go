@@ -62,6 +62,12 @@ func TestGauge(t *testing.T) {
 			t.Fatalf("%d bytes at %d ms: %s, %v; want %d", x.bytes, x.at, g.Total, err, x.want)
 		}
 	}
+	if q := ByteTime(9, 10, 9); !q.IsZero() {
+		t.Errorf("a millisecond back makes %s", q)
+	}
+	if q := ByteTime(1<<42, -1, 1<<62); q != (Quantity{1 << 40, 1 << 42}) {
+		t.Errorf("4 TiB for ever make %s", q)
+	}
 	g = g.Restart()
 	if g, _ = g.Read(5, 1000); g.Total != Count(1700) {
 		t.Errorf("after a reboot: %s", g.Total)

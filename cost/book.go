@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -36,10 +37,29 @@ func (p *Price) UnmarshalYAML(read func(any) error) error {
 	if err := read(&in); err != nil {
 		return err
 	}
-	if in.Price == nil {
+	return p.set(in.Price, int64(in.Per), in.Unit)
+}
+
+// UnmarshalJSON does the same for JSON: a price is there, and a text.
+func (p *Price) UnmarshalJSON(b []byte) error {
+	var in struct {
+		Price *Nano  `json:"price"`
+		Per   int64  `json:"per"`
+		Unit  string `json:"unit"`
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&in); err != nil {
+		return err
+	}
+	return p.set(in.Price, in.Per, in.Unit)
+}
+
+func (p *Price) set(price *Nano, per int64, unit string) error {
+	if price == nil {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_prices", "a price is missing: write it as {price: 0.000011, unit: cpu-second}, or 0 for what is free")
 	}
-	*p = Price{*in.Price, int64(in.Per), in.Unit}
+	*p = Price{*price, per, unit}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"bytes"
+	"encoding/json"
 	"maps"
 	"os"
 	"strings"
@@ -71,6 +72,28 @@ func TestPricesAreReadAsWritten(t *testing.T) {
 		b, err := yaml.Marshal(p)
 		if err != nil || want != "" && !bytes.Contains(b, []byte(want)) {
 			t.Errorf("price %s is written as %s, %v", text, b, err)
+		}
+	}
+}
+
+// TestBookJSON: a book goes through JSON whole, and JSON is read as strictly.
+func TestBookJSON(t *testing.T) {
+	b := testBook()
+	text, err := json.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Book
+	if err := json.Unmarshal(text, &back); err != nil || back.Fingerprint() != b.Fingerprint() {
+		t.Errorf("%s reads as %+v, %v", text, back, err)
+	}
+	for _, bad := range []string{
+		`{"unit":"start"}`, `{"price":1,"unit":"start"}`, `{"price":"1","per":1.5,"unit":"start"}`, `{"price":"1","unti":"start"}`,
+		`{"price":"1","per":"1","unit":"start"}`, `{"price":null,"unit":"start"}`, `[]`,
+	} {
+		var p Price
+		if err := json.Unmarshal([]byte(bad), &p); err == nil {
+			t.Errorf("%s was read as %+v", bad, p)
 		}
 	}
 }

@@ -111,6 +111,10 @@ func TestPeriodsBeginAnew(t *testing.T) {
 	// The period of the budget is changed.
 	monthly := b
 	monthly.Period = Month
+	if s := monthly.Span(Mark{Period: Day, Start: nov}, nov.Add(-time.Minute)); s != Month.Span(nov.Add(-time.Minute)) {
+		t.Errorf("a mark of days held back a month: %v", s)
+	}
+	looks(t, monthly, Mark{Day, nov, []Threshold{warn80}, false}, look{nov, 900, []Threshold{warn80}, ActionNone})
 	looks(t, monthly, m, look{day2.Add(time.Hour), 900, []Threshold{warn80}, ActionNone}, look{day2.Add(48 * time.Hour), 900, nil, ActionNone})
 }
 

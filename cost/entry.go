@@ -24,7 +24,8 @@ const (
 )
 
 // Entry is a cost or a revenue from outside: an amount, or a quantity of a
-// custom meter that the book in force has a price for. Entries are added,
+// custom meter that the book in force has a price for. Amounts are of the
+// books' currency. Entries are added,
 // never changed: an entry is taken back by another one below zero.
 type Entry struct {
 	Key      string    `json:"key"` // idempotency key, chosen by the sender; unique for its target

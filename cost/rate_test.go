@@ -70,6 +70,28 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// TestAmountsEnd goes to the last amount there is, and over it by one.
+func TestAmountsEnd(t *testing.T) {
+	b := Book{Version: "v", Prices: map[Meter]Price{MeterStarts: {Price: 1, Unit: "start"}, MeterRunning: {Price: 2, Per: 1, Unit: "second"}, "x": {Price: 1 << 62, Unit: "x"}}}
+	if n, err := b.Rate(MeterStarts, Count(uint64(MaxNano))); err != nil || n != MaxNano {
+		t.Errorf("the last amount: %d, %v", n, err)
+	}
+	for _, c := range []struct {
+		meter Meter
+		q     Quantity
+	}{{MeterStarts, Count(1 << 63)}, {MeterStarts, Quantity{hi: 1}}, {"x", Count(2)}, {"x", Quantity{hi: 4}}, {"x", Quantity{hi: 1 << 63}}} {
+		if n, err := b.Rate(c.meter, c.q); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
+			t.Errorf("%s of %s costs %d, %v", c.q, c.meter, n, err)
+		}
+	}
+	if n, err := b.Charge(MeterStarts, Count(9), Count(5)); err != nil || n != 0 {
+		t.Errorf("backwards: %d, %v", n, err)
+	}
+	if n, err := b.Most(Usage{MeterStarts: Count(uint64(MaxNano)), MeterRunning: Count(1)}); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
+		t.Errorf("two that do not fit: %d, %v", n, err)
+	}
+}
+
 // anyPrice is from free to the highest there can be.
 func anyPrice(r *rand.Rand, m Meter) Price {
 	p := Price{Price: Nano(r.Uint64() >> (1 + r.IntN(64))), Per: int64(1 + r.Uint64N(maxPer)>>r.IntN(50)), Unit: "token"}
@@ -199,6 +221,9 @@ func TestRerate(t *testing.T) {
 	more, err := b.Rerate(Usage{MeterCPU: Count(90_909), "model.tokens": Count(10), MeterPaused: Count(1)})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if both, err := r.Add(Report{Book: r.Book, Currency: r.Currency, Unpriced: []Meter{MeterNetIn, "gpu"}}); err != nil || !slices.Equal(both.Unpriced, []Meter{"gpu", MeterNetIn}) {
+		t.Errorf("without a price in either: %+v, %v", both, err)
 	}
 	sum, err := r.Add(more)
 	if err != nil || sum.Total != r.Total+more.Total || len(sum.Lines) != 4 || sum.Lines[0].Quantity != Count(3_000_090_909) || sum.Lines[0].Amount != 33_000 {
