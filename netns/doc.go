@@ -73,7 +73,7 @@
 //
 // # Rules
 //
-// One table, changed in-process, each change one transaction. What can be a set
+// One table, changed in-process, what packets meet in one transaction. What can be a set
 // element is one, so a packet's way does not grow with the number of sandboxes;
 // chains and sets of its own has only a link with lists or limits, and they are
 // reached by a map with the link's name. Rules match links by the beginning of
@@ -81,10 +81,12 @@
 // unguarded moment. Counters are IP packets and bytes and belong to elements,
 // which outlive the link and the daemon.
 //
-// A link's own chains and sets are named after it: deny-LINK looks the flow's
-// destination up in the intervals denied-LINK; allow-LINK in allowed-LINK, in
-// pins-LINK and, of connections that exist, in past-LINK, where a change of
-// policy puts the addresses that names had before; limit-LINK has the limits of packets, new flows and flows.
+// A link's own chains and sets are named after it and its policy's generation,
+// so that those of a new policy stand ready before a packet is sent to them:
+// deny-LINK-GENERATION looks the flow's destination up in the intervals denied-…;
+// allow-… in allowed-…, in pins-… and, of connections that exist, in past-…,
+// where a change of policy puts the addresses that names had before; limit-…
+// has the limits of packets, new flows and flows.
 //
 // The first packet of a flow let out, and what is refused, go to the kernel's
 // packet log as far as the link's allowance reaches; the daemon reads it and

@@ -503,7 +503,7 @@ func TestChangedTableIsMended(t *testing.T) {
 	guarded()
 	for _, change := range []string{
 		"flush table inet " + tableName,
-		"flush chain inet " + tableName + " deny-" + linkName(a.ID),
+		"flush chain inet " + tableName + " " + ownOf(t, h, a.ID, "deny"),
 		"delete element inet " + tableName + " denied { \"" + linkName(a.ID) + "\" }",
 		"add element inet " + tableName + " open { \"" + linkName(b.ID) + "\" }",
 	} {

@@ -291,7 +291,8 @@ func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
 	return out
 }
 
-// apply makes a change in one transaction. Adding what is there and removing
+// apply makes a change in one transaction, or a second after one that nobody
+// notices. Adding what is there and removing
 // what is not there both succeed for elements: nf_tables refuses to delete a
 // missing element, so each removal is preceded by an addition (which leaves an
 // element that exists, and its counter, untouched).
@@ -301,11 +302,13 @@ func (t *table) apply(c change) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.queue(c); err != nil { // cannot be: keys are of our own making
-		return errors.Join(err, t.reopen())
-	}
-	if err := t.commit(); err != nil {
-		return fmt.Errorf("changing table inet %s: %w", tableName, err)
+	for _, step := range c.steps() {
+		if err := t.queue(step); err != nil { // cannot be: keys are of our own making
+			return errors.Join(err, t.reopen())
+		}
+		if err := t.commit(); err != nil {
+			return fmt.Errorf("changing table inet %s: %w", tableName, err)
+		}
 	}
 	return nil
 }

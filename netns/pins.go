@@ -242,36 +242,39 @@ func (h *Host) links() []linkPlan {
 	return slices.Collect(maps.Values(h.known))
 }
 
-// readPins learns the pins that an earlier daemon made.
+// readPins learns the pins that an earlier daemon made, maybe of an earlier
+// policy.
 func (h *Host) readPins(want map[sandbox.ID]linkPlan, have map[string]held) error {
 	now := time.Now()
 	for id, l := range want {
-		if h.pins[id] != nil || !slices.Contains(have[l.name].sets, l.own("pins")) {
+		past, pins := ownSets(have[l.name].sets, "past"), ownSets(have[l.name].sets, "pins")
+		if h.pins[id] != nil || len(pins) == 0 {
 			continue
 		}
 		book := &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}, pruned: now}
-		for _, set := range []string{l.own("past"), l.own("pins")} {
-			if !slices.Contains(have[l.name].sets, set) {
-				continue
-			}
-			elems, err := h.table.list(set)
-			if err != nil {
+		for _, set := range past {
+			if err := h.learn(book, set, func(nftables.SetElement) time.Time { return now }); err != nil {
 				return err
 			}
-			for _, e := range elems {
-				until := now // of the past
-				if set == l.own("pins") {
-					until = now.Add(e.Expires)
-				}
-				book.learn(e, until)
-			}
-			if set == l.own("past") {
-				clear(book.keys)
+		}
+		clear(book.keys)
+		for _, set := range pins {
+			if err := h.learn(book, set, func(e nftables.SetElement) time.Time { return now.Add(e.Expires) }); err != nil {
+				return err
 			}
 		}
 		h.pins[id] = book
 	}
 	return nil
+}
+
+// learn notes the elements of a set of pins.
+func (h *Host) learn(book *pinned, set string, until func(nftables.SetElement) time.Time) error {
+	elems, err := h.table.list(set)
+	for _, e := range elems {
+		book.learn(e, until(e))
+	}
+	return err
 }
 
 // learn notes an element of the kernel's.

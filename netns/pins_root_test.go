@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func echoes(c net.Conn) error {
@@ -106,9 +108,19 @@ func TestPinsOfManyPortsAreBounded(t *testing.T) {
 	}
 	must(t, h.Pin(t.Context(), b.ID, "last.wide.example", []netip.Addr{netipAddr(publicAddr)}, 2*time.Hour))
 	reaches(t, b, "tcp4", publicAddr+":80") // control: the newest is pinned
-	keys, err := h.table.keys("pins-" + linkName(b.ID))
+	keys, err := h.table.keys(ownOf(t, h, b.ID, "pins"))
 	must(t, err)
 	if len(keys) > maxPins {
 		t.Errorf("%d pins in the kernel, want at most %d", len(keys), maxPins)
 	}
+}
+
+// ownOf names a chain or set of a sandbox's own.
+func ownOf(t testing.TB, h *Host, id sandbox.ID, what string) string {
+	t.Helper()
+	l, ok := h.lookup(id)
+	if !ok {
+		t.Fatalf("no sandbox %s", id)
+	}
+	return l.own(what)
 }

@@ -132,7 +132,7 @@ func planTable(pool netip.Prefix, deny, admit []netip.Prefix) tablePlan {
 
 // planVersion changes when what is made of one link's policy does: then it is
 // made anew.
-const planVersion = 1
+const planVersion = 2
 
 // The daemon's services are asked on these ports.
 const (

@@ -194,6 +194,13 @@ func TestPlanRecovery(t *testing.T) {
 	flows[b.name] = held{elements: []element{{set: setFlows, key: b.name}}}
 	torn := holding(listed)
 	torn[listed.name] = held{elements: torn[listed.name].elements, generation: listed.generation, sets: torn[listed.name].sets}
+	emptied := holding(listed)
+	emptied[listed.name] = held{elements: emptied[listed.name].elements, chains: listed.held().chains, sets: listed.held().sets}
+	half := holding(listed) // killed between the two transactions
+	half[listed.name] = held{
+		elements: listed.held().elements, generation: listed.generation,
+		chains: append(other.held().chains, listed.held().chains...), sets: append(other.held().sets, listed.held().sets...),
+	}
 	for _, c := range []struct {
 		name        string
 		want        []linkPlan
@@ -211,7 +218,9 @@ func TestPlanRecovery(t *testing.T) {
 		{"lists missing", []linkPlan{listed}, nil, 11, 0, 6, 0},
 		{"lists of the unknown", nil, holding(listed), 0, 11, 0, 6},
 		{"another list", []linkPlan{other}, holding(listed), 4, 4, 6, 6},
-		{"a chain gone", []linkPlan{listed}, torn, 0, 0, 6, 4},
+		{"its chains gone", []linkPlan{listed}, torn, 0, 0, 2, 0},
+		{"a chain emptied", []linkPlan{listed}, emptied, 2, 2, 6, 6},
+		{"half a change", []linkPlan{other}, half, 4, 4, 0, 6},
 	} {
 		var got change
 		for _, one := range planRecovery(c.want, c.have) {
@@ -222,6 +231,39 @@ func TestPlanRecovery(t *testing.T) {
 		made, gone := len(got.makeChains)+len(got.makeSets), len(got.dropChains)+len(got.dropSets)
 		if len(got.add) != c.add || len(got.remove) != c.remove || made != c.made || gone != c.gone {
 			t.Errorf("%s: adds %d, removes %d, makes %d, drops %d; want %d, %d, %d, %d", c.name, len(got.add), len(got.remove), made, gone, c.add, c.remove, c.made, c.gone)
+		}
+	}
+}
+
+// TestSteps: what takes the place of lists stands before packets are sent to it.
+func TestSteps(t *testing.T) {
+	with := func(allow string) linkPlan {
+		return planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{allow}})
+	}
+	one, other := with("8.8.8.8"), with("8.8.4.4")
+	open := planned(t, string(one.id), "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
+	emptied := one.held()
+	emptied.generation = 0
+	for _, c := range []struct {
+		name  string
+		from  held
+		to    linkPlan
+		steps int
+	}{
+		{"a new link", held{}, one, 1},
+		{"another list", one.held(), other, 2},
+		{"a list after none", open.held(), one, 2},
+		{"none after a list", one.held(), open, 1},
+		{"a chain emptied", emptied, one, 1},
+	} {
+		var whole change
+		whole.diff(c.from, c.to.held(), &c.to)
+		steps := whole.steps()
+		if len(steps) != c.steps {
+			t.Errorf("%s: %d steps, want %d", c.name, len(steps), c.steps)
+		}
+		if first := steps[0]; c.steps == 2 && len(first.remove)+len(first.add)+len(first.dropChains)+len(first.dropSets) > 0 {
+			t.Errorf("%s: packets meet the first step: %+v", c.name, first)
 		}
 	}
 }

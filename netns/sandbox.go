@@ -1,10 +1,11 @@
 package netns
 
 import (
-	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -119,18 +120,27 @@ func (l linkPlan) elements() []element {
 	return out
 }
 
-// own names a chain or set that belongs to the link.
-func (l linkPlan) own(what string) string { return what + "-" + l.name }
+// own names a chain or set that belongs to the link, made of its present
+// policy: what another policy is made of has other names.
+func (l linkPlan) own(what string) string {
+	return fmt.Sprintf("%s-%s-%08x", what, l.name, l.generation)
+}
 
-// ownedBy is the reverse: the link that a chain or set belongs to.
+// ownedBy is the reverse: the link that a chain or set belongs to. Names of
+// earlier versions end with the link.
 func ownedBy(name string) (link string, ok bool) {
-	for _, what := range []string{"deny", "allow", "limit", "denied", "allowed", "pins", "past"} {
-		rest, found := bytes.CutPrefix([]byte(name), []byte(what+"-"))
-		if _, known := linkID(string(rest)); found && known {
-			return string(rest), true
-		}
+	what, rest, _ := strings.Cut(name, "-")
+	if !slices.Contains([]string{"deny", "allow", "limit", "denied", "allowed", "pins", "past"}, what) {
+		return "", false
 	}
-	return "", false
+	link, _, _ = strings.Cut(rest, "-")
+	_, ok = linkID(link)
+	return link, ok
+}
+
+// ownSets returns those of names that are sets of one kind.
+func ownSets(names []string, what string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, what+"-") })
 }
 
 // sets returns the sets of the link's own.
@@ -225,7 +235,7 @@ func (l linkPlan) held() held {
 	return h
 }
 
-// change is one transaction, in this order.
+// change is one transaction, in this order, or two (see steps).
 type change struct {
 	remove     []element
 	dropChains []string
@@ -246,8 +256,8 @@ func (c *change) heavy() bool {
 }
 
 // diff adds to c what leads from one state of a link to another. Chains and
-// sets of its own are left alone where they were made of the same policy:
-// they hold pins.
+// sets of its own that the new state has, too, are left alone: they hold pins.
+// Where a chain was emptied (no generation) all are made anew.
 func (c *change) diff(from, to held, plan *linkPlan) {
 	for _, e := range from.elements {
 		if !slices.Contains(to.elements, e) {
@@ -259,25 +269,41 @@ func (c *change) diff(from, to held, plan *linkPlan) {
 			c.add = append(c.add, e)
 		}
 	}
-	slices.Sort(from.chains)
-	slices.Sort(from.sets)
-	slices.Sort(to.chains)
-	slices.Sort(to.sets)
-	if from.generation == to.generation && slices.Equal(from.chains, to.chains) && slices.Equal(from.sets, to.sets) {
-		return
+	stays := func(name string) bool {
+		return from.generation != 0 && (slices.Contains(from.chains, name) && slices.Contains(to.chains, name) ||
+			slices.Contains(from.sets, name) && slices.Contains(to.sets, name))
 	}
-	c.dropChains = append(c.dropChains, from.chains...)
-	c.dropSets = append(c.dropSets, from.sets...)
+	dropped := slices.DeleteFunc(slices.Clone(from.chains), stays)
+	c.dropChains = append(c.dropChains, dropped...)
+	c.dropSets = append(c.dropSets, slices.DeleteFunc(slices.Clone(from.sets), stays)...)
 	if plan != nil {
-		c.makeSets = append(c.makeSets, plan.sets()...)
-		c.makeChains = append(c.makeChains, plan.chains()...)
+		c.makeSets = append(c.makeSets, slices.DeleteFunc(plan.sets(), func(s setPlan) bool { return stays(s.name) })...)
+		c.makeChains = append(c.makeChains, slices.DeleteFunc(plan.chains(), func(p chainPlan) bool { return stays(p.name) })...)
 	}
 	// What a map names must not be dropped while it names it.
 	for _, e := range from.elements {
-		if e.value != "" && slices.Contains(from.chains, e.value) && slices.Contains(to.elements, e) {
+		if e.value != "" && slices.Contains(dropped, e.value) && slices.Contains(to.elements, e) {
 			c.remove = append(c.remove, e)
 			c.add = append(c.add, e)
 		}
+	}
+}
+
+// steps returns the transactions of c. Chains and sets that take the place of
+// others are made in one before, when nothing leads to them yet: in kernels
+// before 6.17 a set of intervals shows its elements a moment after the
+// transaction that made them is in force, in which flows would be refused.
+func (c change) steps() []change {
+	if len(c.makeSets) == 0 || len(c.remove) == 0 {
+		return []change{c}
+	}
+	if slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return slices.Contains(c.dropSets, s.name) }) ||
+		slices.ContainsFunc(c.makeChains, func(p chainPlan) bool { return slices.Contains(c.dropChains, p.name) }) {
+		return []change{c}
+	}
+	return []change{
+		{makeSets: c.makeSets, makeChains: c.makeChains, pins: c.pins},
+		{remove: c.remove, dropChains: c.dropChains, dropSets: c.dropSets, add: c.add},
 	}
 }
 

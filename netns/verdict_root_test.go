@@ -205,7 +205,7 @@ func TestTooManyPinsMakeRoom(t *testing.T) {
 	must(t, h.Pin(t.Context(), b.ID, "many.example", addrs, time.Minute))
 	must(t, h.Pin(t.Context(), b.ID, "last.example", []netip.Addr{netipAddr(publicAddr)}, time.Hour))
 	reaches(t, b, "tcp4", publicAddr+":80")
-	keys, err := h.table.keys("pins-" + linkName(b.ID))
+	keys, err := h.table.keys(ownOf(t, h, b.ID, "pins"))
 	must(t, err)
 	if len(keys) > maxPins || len(keys) < maxPins-2*pinRoom {
 		t.Errorf("%d pins, want at most %d and not many fewer", len(keys), maxPins)
@@ -464,7 +464,7 @@ func TestPolicyChangeKeepsFlowsOfExpiredPins(t *testing.T) {
 			}
 		}
 		clear(h.pins[b.ID].keys)
-		flush(t, h, func() { h.table.conn.FlushSet(setPlan{name: "pins-" + linkName(b.ID)}.kernel()) })
+		flush(t, h, func() { h.table.conn.FlushSet(setPlan{name: ownOf(t, h, b.ID, "pins")}.kernel()) })
 	}
 	expire()
 	b.become(t, h, allowing("www.example.com:7", "9.9.9.9"))
