@@ -20,14 +20,14 @@ const (
 var base32lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 // NewID returns a fresh random ID.
-func NewID() ID { return ID(idPrefix + randomName(idRandom)) }
+func NewID() ID { return ID(idPrefix + randomName()) }
 
-// randomName returns n lowercase base32 characters from the system's random
+// randomName returns lowercase base32 characters from the system's random
 // source, which since Go 1.24 never fails.
-func randomName(n int) string {
-	b := make([]byte, (n*5+7)/8)
+func randomName() string {
+	b := make([]byte, (idRandom*5+7)/8)
 	_, _ = rand.Read(b)
-	return base32lower.EncodeToString(b)[:n]
+	return base32lower.EncodeToString(b)[:idRandom]
 }
 
 // ParseID returns s as an ID, or an error of class ErrInvalid.

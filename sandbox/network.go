@@ -386,8 +386,8 @@ type RequestRule struct {
 // ParseRequestRule reads [METHOD[,METHOD…] ]HOST[/PATH]. Errors are of class
 // ErrInvalid, code invalid_gate.
 func ParseRequestRule(text string) (RequestRule, error) {
-	bad := func(why string) (RequestRule, error) {
-		return RequestRule{}, Errorf(ErrInvalid, "invalid_gate", "http rule %.80q: %s; write it as 'GET,HEAD example.com/api/*'", text, why)
+	bad := func(why string) error {
+		return Errorf(ErrInvalid, "invalid_gate", "http rule %.80q: %s; write it as 'GET,HEAD example.com/api/*'", text, why)
 	}
 	var r RequestRule
 	target := text
@@ -395,7 +395,7 @@ func ParseRequestRule(text string) (RequestRule, error) {
 		target = rest
 		for m := range strings.SplitSeq(methods, ",") {
 			if m == "" || strings.Trim(m, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {
-				return bad("methods are in capitals, separated by commas")
+				return RequestRule{}, bad("methods are in capitals, separated by commas")
 			}
 			r.Methods = append(r.Methods, m)
 		}
@@ -403,17 +403,17 @@ func ParseRequestRule(text string) (RequestRule, error) {
 	host, path, hasPath := strings.Cut(target, "/")
 	var err error
 	if r.Host, err = NormalizeDomain(host); err != nil {
-		return bad(err.Error())
+		return RequestRule{}, bad(err.Error())
 	}
 	r.Path = "/*"
 	if hasPath {
 		r.Path = "/" + path
 	}
 	if i := strings.IndexByte(r.Path, '*'); i >= 0 && i < len(r.Path)-1 {
-		return bad("a * stands only at the end of a path")
+		return RequestRule{}, bad("a * stands only at the end of a path")
 	}
 	if strings.ContainsAny(r.Path, " ?#") {
-		return bad("a path has no spaces, ? or #")
+		return RequestRule{}, bad("a path has no spaces, ? or #")
 	}
 	return r, nil
 }

@@ -32,7 +32,7 @@ type PortRequest struct {
 
 // NewPortID returns a fresh random id: "po" and 12 lowercase base32
 // characters.
-func NewPortID() string { return "po" + randomName(idRandom) }
+func NewPortID() string { return "po" + randomName() }
 
 // ParsePort reads [[ADDRESS:]HOSTPORT:]PORT[/tcp|/udp]; an IPv6 address
 // stands in brackets. Errors are of class ErrInvalid, code invalid_port.

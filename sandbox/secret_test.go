@@ -9,7 +9,8 @@ import (
 
 func TestSecretRequest(t *testing.T) {
 	for _, r := range []SecretRequest{
-		{Name: "key", Value: "Bearer x"}, {Name: "k", Value: strings.Repeat("a", MaxSecretBytes)},
+		{Name: "key", Value: "Bearer x"},
+		{Name: "k", Value: strings.Repeat("a", MaxSecretBytes)},
 		{Name: "key", Value: "a\tb", Hosts: []string{"example.com", "*.example.com"}},
 	} {
 		if err := r.Validate(); err != nil {
@@ -17,10 +18,18 @@ func TestSecretRequest(t *testing.T) {
 		}
 	}
 	for _, r := range []SecretRequest{
-		{Name: "Key", Value: "topsecret"}, {Value: "topsecret"}, {Name: "key"}, {Name: "key", Value: strings.Repeat("a", MaxSecretBytes+1)},
-		{Name: "key", Value: "topsecret\n"}, {Name: "key", Value: "topsecret\r\nX: y"}, {Name: "key", Value: "topsecret\x00"}, {Name: "key", Value: " topsecret"},
-		{Name: "key", Value: "topsecret", Hosts: []string{"*"}}, {Name: "key", Value: "topsecret", Hosts: []string{"Example.com"}},
-		{Name: "key", Value: "topsecret", Hosts: []string{"example.com/x"}}, {Name: "key", Value: "topsecret", Hosts: make([]string, 33)},
+		{Name: "Key", Value: "topsecret"},
+		{Value: "topsecret"},
+		{Name: "key"},
+		{Name: "key", Value: strings.Repeat("a", MaxSecretBytes+1)},
+		{Name: "key", Value: "topsecret\n"},
+		{Name: "key", Value: "topsecret\r\nX: y"},
+		{Name: "key", Value: "topsecret\x00"},
+		{Name: "key", Value: " topsecret"},
+		{Name: "key", Value: "topsecret", Hosts: []string{"*"}},
+		{Name: "key", Value: "topsecret", Hosts: []string{"Example.com"}},
+		{Name: "key", Value: "topsecret", Hosts: []string{"example.com/x"}},
+		{Name: "key", Value: "topsecret", Hosts: make([]string, 33)},
 	} {
 		err := r.Validate()
 		if !errors.Is(err, ErrInvalid) {

@@ -11,7 +11,7 @@ type SnapshotID string
 const snapshotPrefix = "sn"
 
 // NewSnapshotID returns a fresh random SnapshotID.
-func NewSnapshotID() SnapshotID { return SnapshotID(snapshotPrefix + randomName(idRandom)) }
+func NewSnapshotID() SnapshotID { return SnapshotID(snapshotPrefix + randomName()) }
 
 // ParseSnapshotID returns s as a SnapshotID, or an error of class ErrInvalid.
 func ParseSnapshotID(s string) (SnapshotID, error) {
@@ -138,7 +138,7 @@ const (
 
 // NewScheduleID returns a fresh random id: "sc" and 12 lowercase base32
 // characters.
-func NewScheduleID() string { return "sc" + randomName(idRandom) }
+func NewScheduleID() string { return "sc" + randomName() }
 
 // Schedule repeats an action on one sandbox.
 type Schedule struct {
