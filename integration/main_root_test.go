@@ -109,8 +109,14 @@ func (l *logBuffer) String() string {
 
 // install makes the directories of an installation and starts its daemon.
 // At the end of the test every sandbox and the installation are gone.
+//
+// Unless the configuration says otherwise few shells are kept ready: making
+// them takes an emulated machine seconds.
 func install(t testing.TB, config string, args ...string) *daemon {
 	t.Helper()
+	if !strings.Contains(config, "pool:") {
+		config += "pool:\n  size: 2\n"
+	}
 	base := os.Getenv("SANDBOXD_TEST_DIR")
 	if base == "" {
 		base = "/var/tmp"
