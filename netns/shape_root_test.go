@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -121,12 +120,27 @@ func flood(t testing.TB, from, to *os.File, addr string, rate uint64) float64 {
 	}
 }
 
-// within checks a rate measured as payload against one of whole packets.
-func within(t testing.TB, what string, got float64, want uint64) {
+// within checks a rate measured as payload against one of whole packets. Once
+// above it is wrong. Below, the machine may have been busy with something else:
+// it is measured again, and on a machine that moves not far more than that
+// without a limit nothing is concluded.
+func within(t testing.TB, what string, free float64, want uint64, measure func() float64) {
 	t.Helper()
-	t.Logf("%s: %.2f of %.2f Mbit/s", what, got/1e6, float64(want)/1e6)
-	if math.Abs(got-float64(want)) > float64(want)/10 {
-		t.Errorf("%s: %.2f Mbit/s, want %.2f within a tenth", what, got/1e6, float64(want)/1e6)
+	const tries, far = 3, 100
+	best := 0.0
+	for range tries {
+		got := measure()
+		if got > 1.1*float64(want) {
+			t.Errorf("%s: %.2f Mbit/s, want at most %.2f and a tenth", what, got/1e6, float64(want)/1e6)
+			return
+		}
+		if best = max(best, got); best >= 0.9*float64(want) {
+			break
+		}
+	}
+	t.Logf("%s: %.2f of %.2f Mbit/s", what, best/1e6, float64(want)/1e6)
+	if best < 0.9*float64(want) && free > far*float64(want) {
+		t.Errorf("%s: %.2f Mbit/s, want %.2f within a tenth", what, best/1e6, float64(want)/1e6)
 	}
 }
 
@@ -149,11 +163,11 @@ func TestRatesHold(t *testing.T) {
 			t.Logf("%d Mbit/s are too near to what this machine does without a limit", mbit)
 			continue
 		}
-		within(t, "TCP out", iperf(t, w, b), rate)
-		within(t, "TCP in", iperf(t, w, b, intoSandbox), rate)
+		within(t, "TCP out", free, rate, func() float64 { return iperf(t, w, b) })
+		within(t, "TCP in", free, rate, func() float64 { return iperf(t, w, b, intoSandbox) })
 		if mbit <= 50 {
-			within(t, "UDP out", flood(t, b.NetNS, w.internet, publicAddr+":6000", 2*rate), rate)
-			within(t, "UDP in", flood(t, nil, b.NetNS, addr.String()+":6000", 2*rate), rate)
+			within(t, "UDP out", free, rate, func() float64 { return flood(t, b.NetNS, w.internet, publicAddr+":6000", 2*rate) })
+			within(t, "UDP in", free, rate, func() float64 { return flood(t, nil, b.NetNS, addr.String()+":6000", 2*rate) })
 		}
 	}
 	b.Policy.Limits = sandbox.NetworkLimits{}

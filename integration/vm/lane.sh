@@ -22,7 +22,7 @@ skip=$skip'|TestNothingLeaksOverCycles|TestBadInputs|TestAuditOfAFlood|TestNames
 skip=$skip'|TestBuild(Copies|OfAWholeSystem|Failures|EndsWhatRunsOn|Cancelled|Killed)'
 skip=$skip'|TestRegistry|TestHostileRegistry|TestPushOfFiles|TestKillDuringPull'
 skip=$skip'|TestPort(Life|TakenMeanwhile|UDP|Forward)|TestHostNames|TestReach(LeavesNothing|IsCounted)'
-skip=$skip'|TestFull$|TestPullOntoAFullDisk|TestEventsOverRestarts|TestFrozenInit|TestKillDaemonInStop'
+skip=$skip'|TestFull$|TestPullOntoAFullDisk|TestEventsOverRestarts|TestFrozenInit|TestKillDaemonInStop|TestChangedTableIsMended|TestManyComeAndGo'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
