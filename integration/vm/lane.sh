@@ -23,6 +23,9 @@ skip=$skip'|TestBuild(Copies|OfAWholeSystem|Failures|EndsWhatRunsOn|Cancelled|Ki
 skip=$skip'|TestRegistry|TestHostileRegistry|TestPushOfFiles|TestKillDuringPull'
 skip=$skip'|TestPort(Life|TakenMeanwhile|UDP|Forward)|TestHostNames|TestReach(LeavesNothing|IsCounted)'
 skip=$skip'|TestFull$|TestPullOntoAFullDisk|TestEventsOverRestarts|TestFrozenInit|TestKillDaemonInStop|TestChangedTableIsMended|TestManyComeAndGo'
+skip=$skip'|TestAudit$|TestNames$|TestNamesUnderFlood|TestReachHTTP|TestNetwork(Flood|Gate|Groups|Names|ChangeSurvivesKills)$'
+skip=$skip'|TestClientThatNeverReads|TestReaderGetsEveryByte|TestReattach|TestStreamsApart|TestStdin|TestTerminal|TestDisconnectKillsNothing'
+skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
