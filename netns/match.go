@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
@@ -278,15 +279,26 @@ func overFlows(n uint32) part {
 }
 
 // overAsks matches what the link sends beyond its allowance of questions.
-var overAsks = part{
-	fmt.Sprintf("add @%s { iifname timeout 1m limit rate over %d/second burst %d packets }", setAsks, asksPerSecond, asksBurst),
-	[]expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
-		&expr.Dynset{
-			SrcRegKey: reg1, SetName: setAsks, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: tellKeep,
-			Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: asksPerSecond, Unit: expr.LimitTimeSecond, Burst: asksBurst, Over: true}},
+var overAsks = allowance("iifname", expr.MetaKeyIIFNAME, setAsks, expr.Limit{Rate: asksPerSecond, Burst: asksBurst, Over: true})
+
+// allowanceKept is how long a link's allowance is remembered after it was made.
+const allowanceKept = time.Minute
+
+// allowance matches packets within what each link may have in a second and at
+// once or, with Over, beyond it. The set holds what it has left.
+func allowance(word string, key expr.MetaKey, set string, l expr.Limit) part {
+	over := ""
+	if l.Over {
+		over = "over "
+	}
+	l.Type, l.Unit = expr.LimitTypePkts, expr.LimitTimeSecond
+	return part{
+		fmt.Sprintf("add @%s { %s timeout 1m limit rate %s%d/second burst %d packets }", set, word, over, l.Rate, l.Burst),
+		[]expr.Any{
+			&expr.Meta{Key: key, Register: reg1},
+			&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: allowanceKept, Exprs: []expr.Any{&l}},
 		},
-	},
+	}
 }
 
 // jump leaves for another chain and does not come back.

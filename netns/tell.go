@@ -2,7 +2,6 @@ package netns
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -15,8 +14,6 @@ import (
 const (
 	tellRate  = 20
 	tellBurst = 100
-	// tellKeep is how long a link's allowance is remembered after it was made.
-	tellKeep = time.Minute
 )
 
 // The sets with the allowance of each link: to tell what was let out, and
@@ -34,15 +31,9 @@ var (
 
 // tell logs a packet, within the allowance of its link.
 func tell(word string, key expr.MetaKey, set string, group uint16) part {
+	within := allowance(word, key, set, expr.Limit{Rate: tellRate, Burst: tellBurst})
 	return part{
-		fmt.Sprintf("add @%s { %s timeout %s limit rate %d/second burst %d packets } log group %d snaplen %d", set, word, "1m", tellRate, tellBurst, group, logSnap),
-		[]expr.Any{
-			&expr.Meta{Key: key, Register: reg1},
-			&expr.Dynset{
-				SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: tellKeep,
-				Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: tellRate, Unit: expr.LimitTimeSecond, Burst: tellBurst}},
-			},
-			&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: logSnap},
-		},
+		fmt.Sprintf("%s log group %d snaplen %d", within.text, group, logSnap),
+		append(within.exprs, &expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: logSnap}),
 	}
 }
