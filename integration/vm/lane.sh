@@ -25,6 +25,7 @@ skip=$skip'|TestPort(Life|TakenMeanwhile|UDP|Forward)|TestHostNames|TestReach(Le
 skip=$skip'|TestFull$|TestPullOntoAFullDisk|TestEventsOverRestarts|TestFrozenInit|TestKillDaemonInStop|TestChangedTableIsMended|TestManyComeAndGo'
 skip=$skip'|TestAudit$|TestNames$|TestNamesUnderFlood|TestReachHTTP|TestNetwork(Flood|Gate|Groups|Names|ChangeSurvivesKills)$'
 skip=$skip'|TestClientThatNeverReads|TestReaderGetsEveryByte|TestReattach|TestStreamsApart|TestStdin|TestTerminal|TestDisconnectKillsNothing'
+skip=$skip'|TestModelLive|TestAuditTells|TestKilledDeltas|TestDeltaCancelled|TestDiffIsTheDifference|TestFlattenIsTheStack|TestCopyUpperFails'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
