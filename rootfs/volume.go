@@ -195,21 +195,21 @@ func makeImage(ctx context.Context, image string, asked int64) error {
 	}
 	part := image + ".part"
 	defer func() { _ = os.Remove(part) }() // after a success there is none
-	if err := probeImage(ctx, part); err != nil {
-		return err
-	}
 	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := allocate(ctx, f, size); err != nil {
+	if err := f.Truncate(size); err != nil {
 		return err
 	}
 	if err := mkfs(ctx, part); err != nil {
 		return err
 	}
-	if err := allocate(ctx, f, size); err != nil { // whatever mkfs punched out
+	if err := probeImage(part); err != nil { // while it takes no space
+		return err
+	}
+	if err := allocate(ctx, f, size); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -221,21 +221,8 @@ func makeImage(ctx context.Context, image string, asked int64) error {
 	return syncDir(filepath.Dir(image))
 }
 
-// probeImage finds out on a small sparse image whether this host can mount
-// XFS with project quotas at all, before the real one takes its space.
-func probeImage(ctx context.Context, path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(path) }()
-	defer f.Close()
-	if err := f.Truncate(minVolume); err != nil {
-		return err
-	}
-	if err := mkfs(ctx, path); err != nil {
-		return err
-	}
+// probeImage finds out whether this host mounts the image with project quotas.
+func probeImage(path string) error {
 	tree, err := mountXFS(path)
 	if err != nil {
 		return fmt.Errorf("this kernel does not mount XFS with project quotas (CONFIG_XFS_QUOTA; Debian's own kernel has it): %w", err)
@@ -254,7 +241,7 @@ func probeImage(ctx context.Context, path string) error {
 	return err
 }
 
-// mkfs makes an XFS with reflinks in a file, leaving its blocks allocated.
+// mkfs makes an XFS with reflinks in a file.
 func mkfs(ctx context.Context, path string) error {
 	bin, err := exec.LookPath("mkfs.xfs")
 	if err != nil {
@@ -276,23 +263,22 @@ func allocate(ctx context.Context, f *os.File, size int64) error {
 	if !errors.Is(err, unix.EOPNOTSUPP) {
 		return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
 	}
-	return writeZeroes(ctx, f, size)
+	return rewrite(ctx, f, size)
 }
 
-// writeZeroes fills what f lacks at its end: for filesystems that cannot
+// rewrite writes every block of f as it is: for filesystems that cannot
 // reserve space.
-func writeZeroes(ctx context.Context, f *os.File, size int64) error {
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	zero := make([]byte, 1<<20)
-	for off := st.Size(); off < size; {
+func rewrite(ctx context.Context, f *os.File, size int64) error {
+	block := make([]byte, 1<<20)
+	for off := int64(0); off < size; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := f.WriteAt(zero[:min(int64(len(zero)), size-off)], off)
+		n, err := f.ReadAt(block[:min(int64(len(block)), size-off)], off)
 		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(block[:n], off); err != nil {
 			return err
 		}
 		off += int64(n)
