@@ -42,7 +42,7 @@ func TestKillDaemonUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := &reader{}
-	rounds := soak(4, 50)
+	rounds := soak(3, 50)
 	for round := range rounds {
 		load, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -269,7 +269,7 @@ func TestNothingLeaksOverCycles(t *testing.T) {
 	cycle(40) // caches and statements reach their working size
 	d.calm(t)
 	before := d.count(t)
-	cycle(soak(120, 1000))
+	cycle(soak(60, 1000))
 	d.calm(t)
 	var after counts
 	testenv.Eventually(t, 60*time.Second, "what ended goes", func() bool {

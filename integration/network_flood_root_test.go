@@ -53,7 +53,7 @@ func TestNetworkFlood(t *testing.T) {
 	before := d.usage(t, "flooder")
 
 	// Refusals: each counted, few of them told.
-	n := testenv.Cycles(t, 60000, 1000000)
+	n := testenv.Cycles(t, 30000, 1000000)
 	sent := f.flood(t, n, func(r *rand.Rand) netip.Addr { return addr(privateHosts[r.IntN(len(privateHosts))]) })
 	quiet("amid refusals")
 	w.settle(t)

@@ -37,7 +37,7 @@ func TestKillDaemonInSnapshots(t *testing.T) {
 	}
 	acked := 0
 	pace := paceOf(t, clients[0])
-	for round := range soak(3, 50) {
+	for round := range soak(2, 50) {
 		load, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for _, k := range clients {
