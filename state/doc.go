@@ -1,5 +1,6 @@
 // Package state keeps the daemon's records in SQLite: sandboxes with their
-// slots and names, events, images, ended processes and idempotency keys.
+// slots and names, events, images, ended processes, idempotency keys and the
+// ledger of what was used.
 //
 // SQLite holds what is meant, the kernel what is; the runtime compares them.
 // Two rules follow, and this package enforces both:
@@ -34,6 +35,7 @@
 //	any with usage                         yes: money
 //	images, put and deleted                yes: layers are kept and deleted by them
 //	idempotency keys                       as the sandbox they made
+//	readings of the ledger                 as the move they come with, else no
 //	processes, events, slots, pruning      no
 //	migrations                             yes
 //

@@ -215,6 +215,7 @@ func writeStatements() []string {
 		sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet, sqlPruneEnded, sqlPruneEvents,
 		sqlInsertEvent, sqlImage, sqlPutImage, sqlUser, sqlDeleteImage, sqlPutProcess,
 		sqlRootOf, sqlBeginRoot, sqlEndRoot, sqlDropRoot,
+		sqlLedger, sqlInsertLedger, sqlLedgerBoot, sqlEndLedger, sqlPutReading, sqlDue, sqlThin, sqlLastAt, sqlRolled,
 		sqlInsertSnapshot, sqlFinishSnapshot, sqlDropSnapshot, sqlDeleteSnapshot,
 	}
 }

@@ -79,6 +79,9 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 		if out, err = t.update(id, from, to, set); err != nil {
 			return err
 		}
+		if err := t.note(id, ch.Reading, to.Terminal()); err != nil {
+			return err
+		}
 		if to.Terminal() && !ch.KeepSlot {
 			if _, err := t.exec(sqlFree, string(id)); err != nil {
 				return err
@@ -122,7 +125,10 @@ func (d *DB) Update(ctx context.Context, id sandbox.ID, ch Change) error {
 				return err
 			}
 		}
-		if err := t.set(id, set); err != nil || ch.EventType == "" {
+		if err := t.set(id, set); err != nil {
+			return err
+		}
+		if err := t.note(id, ch.Reading, false); err != nil || ch.EventType == "" {
 			return err
 		}
 		_, err := t.appendEvents(ch.event(id, "", time.Now()))
