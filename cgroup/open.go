@@ -41,7 +41,7 @@ func Open(c Config) (*Tree, error) {
 	t := &Tree{
 		mount: c.Mount, parent: c.Parent, dir: filepath.Join(c.Mount, c.Parent),
 		ioDevices: c.IODevices, ioReadDevices: c.IOReadDevices, log: c.Log,
-		pinned: map[sandbox.ID]pin{}, known: map[sandbox.ID]bool{},
+		pinned: map[sandbox.ID]pin{}, known: map[sandbox.ID]bool{}, meters: map[sandbox.ID]*meterFiles{},
 	}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)

@@ -54,6 +54,10 @@ type Tree struct {
 	mu     sync.Mutex
 	pinned map[sandbox.ID]pin // which cpus each sandbox is pinned to
 	known  map[sandbox.ID]bool
+
+	metersMu sync.Mutex
+	meters   map[sandbox.ID]*meterFiles // guarded by metersMu
+	disks    disks
 }
 
 type pin struct {
@@ -307,6 +311,7 @@ func (t *Tree) Remove(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return fmt.Errorf("removing cgroup of %s: %w", id, err)
 	}
+	t.closeMeter(id)
 	t.protect(func() {
 		delete(t.known, id)
 		delete(t.pinned, id)

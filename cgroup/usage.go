@@ -59,6 +59,7 @@ func (t *Tree) wholeUsage(u *sandbox.Usage, id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
+	u.CPUMicros = m.GetCPU().GetUsageUsec()
 	u.CPUSeconds = float64(m.GetCPU().GetUsageUsec()) / 1e6
 	u.CPUUserSeconds = float64(m.GetCPU().GetUserUsec()) / 1e6
 	u.CPUSystemSeconds = float64(m.GetCPU().GetSystemUsec()) / 1e6

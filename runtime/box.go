@@ -41,6 +41,7 @@ type box struct {
 	main   *mainProcess // guarded by mu; of this shell, nil while none is known
 
 	reach reach // connections from outside
+	meter meter // what it uses
 }
 
 // mainProcess is the process the sandbox ends with, if it has one. The box's

@@ -174,6 +174,9 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	// The box stands before the row, so that nobody finds a row without one.
 	m.keepBox(b)
 	row, existed, err = m.state.CreateSandbox(ctx, params)
+	if err == nil && !existed {
+		b.begin(row, m.cfg.BootID)
+	}
 	unconfigured := <-configured
 	switch {
 	case err == nil && !existed && unconfigured == nil:
@@ -218,6 +221,7 @@ func (m *Manager) intend(ctx context.Context, p intention) (*box, sandbox.Sandbo
 		return nil, sb, err
 	}
 	b.setStatus(sb.Status)
+	b.begin(sb, m.cfg.BootID)
 	return b, sb, nil
 }
 

@@ -40,7 +40,9 @@ type kernel struct {
 	pids                            map[sandbox.ID]int
 	frozen                          map[sandbox.ID]bool
 	oom                             map[sandbox.ID]uint64
-	fail                            map[string]bool // step name → fails
+	cpu                             map[sandbox.ID]uint64 // microseconds, by the cgroups there are
+	burnt                           uint64                // by those there were
+	fail                            map[string]bool       // step name → fails
 	events                          map[string]chan guest.Event
 	layers                          map[string]bool
 	procs                           map[sandbox.ID][]sandbox.Process
@@ -68,7 +70,7 @@ var errInjected = errors.New("injected")
 func newKernel(t *testing.T) *kernel {
 	k := &kernel{
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
-		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
+		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, cpu: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
 		before: map[sandbox.ID]int64{}, faults: map[sandbox.ID]*sandbox.NetworkFault{}, volumes: map[string]rootfs.VolumeLimits{},
 	}
@@ -205,7 +207,12 @@ func (f fakeCgroups) Usage(id sandbox.ID) (sandbox.Usage, error) {
 	if !f.cgroups[id] {
 		return sandbox.Usage{}, sandbox.Errorf(sandbox.ErrNotFound, "no_cgroup", "no cgroup")
 	}
-	return sandbox.Usage{CPUSeconds: 1, OOMKills: f.oom[id]}, nil
+	return sandbox.Usage{CPUSeconds: 1, CPUMicros: f.cpu[id], OOMKills: f.oom[id]}, nil
+}
+
+func (f fakeCgroups) Meter(id sandbox.ID) (sandbox.Usage, error) {
+	u, err := f.Usage(id)
+	return sandbox.Usage{CPUMicros: u.CPUMicros, MemoryBytes: 1 << 20}, err
 }
 
 func (f fakeCgroups) Freeze(_ context.Context, id sandbox.ID) error {
@@ -226,7 +233,12 @@ func (f fakeCgroups) Kill(_ context.Context, id sandbox.ID) error {
 }
 
 func (f fakeCgroups) Remove(_ context.Context, id sandbox.ID) error {
-	return f.step("cgroup.remove", func() { delete(f.cgroups, id); delete(f.frozen, id) })
+	return f.step("cgroup.remove", func() {
+		f.burnt += f.cpu[id]
+		delete(f.cgroups, id)
+		delete(f.frozen, id)
+		delete(f.cpu, id)
+	})
 }
 func (f fakeCgroups) List() ([]sandbox.ID, error) { return f.keys(f.cgroups), nil }
 
@@ -256,6 +268,16 @@ func (f fakeNetwork) Attach(_ context.Context, a netns.Attachment) error {
 
 func (f fakeNetwork) Detach(_ context.Context, id sandbox.ID, _ int) error {
 	return f.step("net.detach", func() { delete(f.links, id) })
+}
+
+func (f fakeNetwork) AllBytes() (map[sandbox.ID]sandbox.NetCounters, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[sandbox.ID]sandbox.NetCounters{}
+	for id := range f.links {
+		out[id] = sandbox.NetCounters{RxBytes: 1, TxBytes: 2}
+	}
+	return out, nil
 }
 
 func (f fakeNetwork) Counters(sandbox.ID, int) (sandbox.NetCounters, bool, error) {

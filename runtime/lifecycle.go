@@ -135,6 +135,7 @@ func (m *Manager) tryHalt(ctx context.Context, b *box, sb sandbox.Sandbox, ch *s
 	if sb.Status != sandbox.StatusCreating && ch.LastOutput == nil {
 		m.keepOutput(ctx, b, ch)
 	}
+	m.meterNow(b)
 	if err := m.dropShell(ctx, b, sb); err != nil {
 		return sb, err
 	}

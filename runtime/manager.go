@@ -28,6 +28,7 @@ type Config struct {
 	BootID       string // of the host's running kernel
 	KeepEnded    int    // ended sandboxes whose records are kept
 	KeepEvents   int    // events kept
+	Usage        UsageConfig
 	Pool         PoolConfig
 	Library      Library // nil: no image can be pulled, pushed or exported
 	Dial         Dial    // nil: the real one
@@ -101,6 +102,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 		life: life, cancel: cancel, retry: retryTeardown, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
 		schedules: make(chan struct{}, 1),
 	}
+	m.cfg.Usage = cfg.Usage.orDefault()
 	m.pool = newPool(m, cfg.Pool)
 	m.audit = newAudit(db.AppendEvents)
 	return m

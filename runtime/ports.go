@@ -26,6 +26,7 @@ type Cgroups interface {
 	SetLimits(id sandbox.ID, l sandbox.Limits) error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 	Usage(id sandbox.ID) (sandbox.Usage, error)
+	Meter(id sandbox.ID) (sandbox.Usage, error)
 	Freeze(ctx context.Context, id sandbox.ID) error
 	Thaw(ctx context.Context, id sandbox.ID) error
 	Kill(ctx context.Context, id sandbox.ID) error
@@ -45,6 +46,7 @@ type Network interface {
 	Explain(a netns.Attachment, q sandbox.NetworkQuery) (sandbox.NetworkVerdict, error)
 	Pins(id sandbox.ID) ([]sandbox.NetworkPin, error)
 	Counters(id sandbox.ID, slot int) (c sandbox.NetCounters, known bool, err error)
+	AllBytes() (map[sandbox.ID]sandbox.NetCounters, error)
 	DialInside(ctx context.Context, ns *os.File, network string, port uint16) (net.Conn, error)
 	Recover(ctx context.Context, keep map[sandbox.ID]netns.Attachment) error
 	Enforcement(p sandbox.NetworkPolicy) sandbox.Enforcement

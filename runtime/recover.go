@@ -43,6 +43,10 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	read, err := m.state.LastReadings(ctx)
+	if err != nil {
+		return err
+	}
 	found := make([]inherited, len(rows))
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -53,6 +57,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		b.earlier, b.counted = row.Usage, row.InitStart == 0
 		b.status = row.Status
 		b.reach.recall(row, carried)
+		b.goOn(row, read[row.ID], m.cfg.BootID)
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
@@ -87,6 +92,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	m.spawn(m.pruneForever)
 	m.spawn(m.hardenLeft)
 	m.spawn(m.keepSchedules)
+	m.spawn(m.keepLedger)
 	m.spawn(m.pool.run)
 	return nil
 }

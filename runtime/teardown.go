@@ -34,8 +34,16 @@ const (
 
 // move changes a sandbox's status by compare-and-set.
 func (m *Manager) move(ctx context.Context, id sandbox.ID, to sandbox.Status, ch state.Change, from ...sandbox.Status) (sandbox.Sandbox, error) {
-	sb, err := m.state.Move(ctx, id, from, to, ch)
-	if b := m.box(id); b != nil && err == nil {
+	b := m.box(id)
+	if b == nil {
+		return m.state.Move(ctx, id, from, to, ch)
+	}
+	var sb sandbox.Sandbox
+	err := m.turn(b, to, &ch, func() (err error) {
+		sb, err = m.state.Move(ctx, id, from, to, ch)
+		return err
+	})
+	if err == nil {
 		b.setStatus(to)
 	}
 	return sb, err

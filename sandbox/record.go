@@ -43,6 +43,7 @@ type Enforcement struct {
 // this host cannot read are zero and named in Unknown.
 type Usage struct {
 	CPUSeconds       float64  `json:"cpu_seconds"`
+	CPUMicros        uint64   `json:"cpu_usec" doc:"The same to the last digit, in microseconds."`
 	CPUUserSeconds   float64  `json:"cpu_user_seconds"`
 	CPUSystemSeconds float64  `json:"cpu_system_seconds"`
 	CPUThrottled     uint64   `json:"cpu_throttled_periods"`
@@ -68,6 +69,7 @@ type Usage struct {
 // up is added, what tells the present is u's, peaks are the higher.
 func (u Usage) Add(earlier Usage) Usage {
 	u.CPUSeconds += earlier.CPUSeconds
+	u.CPUMicros += earlier.CPUMicros
 	u.CPUUserSeconds += earlier.CPUUserSeconds
 	u.CPUSystemSeconds += earlier.CPUSystemSeconds
 	u.CPUThrottled += earlier.CPUThrottled

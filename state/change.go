@@ -26,9 +26,9 @@ type Change struct {
 	Spec        *sandbox.Spec // its name and image cannot change
 	Enforcement []sandbox.Enforcement
 	Usage       *sandbox.Usage
-	LastOutput  []byte           // its last 64 KiB are kept
-	Processes   []ProcessRecord  // written with a Move, as PutProcess does
-	Reading     *sandbox.Reading // for the ledger; with a Move to a terminal status it is the last
+	LastOutput  []byte            // its last 64 KiB are kept
+	Processes   []ProcessRecord   // written with a Move, as PutProcess does
+	Readings    []sandbox.Reading // for the ledger; with a Move to a terminal status the last one is the last of all
 
 	// KeepSlot makes a move to a terminal status leave the slot leased until
 	// FreeSlot: what the slot names is still being removed.

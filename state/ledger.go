@@ -92,19 +92,28 @@ func (t *tx) ledger(r sandbox.Reading) (number int64, err error) {
 	return number, err
 }
 
-// note writes the reading that belongs to a change, and whether it is the last.
-func (t *tx) note(id sandbox.ID, r *sandbox.Reading, last bool) error {
-	if r == nil {
-		return nil
+// note writes the readings that belong to a change, and whether they are the
+// last.
+func (t *tx) note(id sandbox.ID, all []sandbox.Reading, last bool) error {
+	for i, r := range all {
+		if r.Sandbox != id {
+			return fmt.Errorf("writing a reading of sandbox %q with a change of %s", r.Sandbox, id)
+		}
+		err := t.putReading(r)
+		if err == nil && last && i == len(all)-1 {
+			_, err = t.exec(sqlEndLedger, string(id), r.At.UnixMilli())
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if r.Sandbox != id {
-		return fmt.Errorf("writing a reading of sandbox %q with a change of %s", r.Sandbox, id)
-	}
-	err := t.putReading(*r)
-	if err == nil && last {
-		_, err = t.exec(sqlEndLedger, string(id), r.At.UnixMilli())
-	}
-	return err
+	return nil
+}
+
+// InLedger reports whether the ledger knows a sandbox, which may be pruned.
+func (d *DB) InLedger(ctx context.Context, id sandbox.ID) bool {
+	_, err := d.first(ctx, sqlLedger, string(id))
+	return err == nil
 }
 
 // LastReadings returns the last reading of each living sandbox that has one.

@@ -25,6 +25,7 @@ func bornAt(t testing.TB, d *DB, at time.Time, owner string, labels map[string]s
 	t.Helper()
 	p := params("")
 	p.Sandbox.CreatedAt, p.Sandbox.Owner, p.Sandbox.Spec.Labels, p.Status = at, owner, labels, sandbox.StatusRunning
+	p.Slots = 10000
 	sb, _, err := d.CreateSandbox(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -173,30 +174,30 @@ func readings(t testing.TB, d *DB) (at []int64) {
 func TestReadingGoesWithItsMove(t *testing.T) {
 	d := open(t)
 	id := bornAt(t, d, ledgerStart, "uid:1", map[string]string{"team": "a"})
-	r := &sandbox.Reading{Sandbox: id, At: ledgerStart.Add(time.Second), Meters: sandbox.Meters{CPU: 10, Starts: 1}, Status: sandbox.StatusStopped, Boot: "b"}
-	_, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusPaused}, sandbox.StatusStopped, Change{Reading: r})
+	r := sandbox.Reading{Sandbox: id, At: ledgerStart.Add(time.Second), Meters: sandbox.Meters{CPU: 10, Starts: 1}, Status: sandbox.StatusStopped, Boot: "b"}
+	_, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusPaused}, sandbox.StatusStopped, Change{Readings: []sandbox.Reading{r}})
 	want(t, err, sandbox.ErrConflict, "wrong_state")
 	if got := readings(t, d); len(got) != 0 {
 		t.Fatalf("a move that was none left %d readings", len(got))
 	}
-	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusRunning}, sandbox.StatusStopped, Change{Reading: r}); err != nil {
+	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusRunning}, sandbox.StatusStopped, Change{Readings: []sandbox.Reading{r}}); err != nil {
 		t.Fatal(err)
 	}
-	last := *r
+	last := r
 	last.At, last.Meters.CPU, last.Status = r.At.Add(time.Second), 20, sandbox.StatusCompleting
-	if err := d.Update(t.Context(), id, Change{Reading: &last}); err != nil {
+	if err := d.Update(t.Context(), id, Change{Readings: []sandbox.Reading{last}}); err != nil {
 		t.Fatal(err)
 	}
 	low := last
 	low.At, low.Meters.CPU = last.At.Add(time.Second), 1
-	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusStopped}, sandbox.StatusFailed, Change{Reading: &low}); err == nil {
+	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusStopped}, sandbox.StatusFailed, Change{Readings: []sandbox.Reading{low}}); err == nil {
 		t.Fatal("a move went through whose reading did not")
 	}
 	if sb, err := d.Sandbox(t.Context(), id); err != nil || sb.Status != sandbox.StatusStopped {
 		t.Fatalf("after that: %s, %v", sb.Status, err)
 	}
 	low.Meters.CPU = 25
-	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusStopped}, sandbox.StatusFailed, Change{Reading: &low}); err != nil {
+	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusStopped}, sandbox.StatusFailed, Change{Readings: []sandbox.Reading{low}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Prune(t.Context(), 0, 0); err != nil {
@@ -320,7 +321,7 @@ func TestRollThins(t *testing.T) {
 	if err := d.PutReadings(t.Context(), all[:len(all)-1]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusRunning}, sandbox.StatusFailed, Change{Reading: &end}); err != nil {
+	if _, err := d.Move(t.Context(), id, []sandbox.Status{sandbox.StatusRunning}, sandbox.StatusFailed, Change{Readings: []sandbox.Reading{end}}); err != nil {
 		t.Fatal(err)
 	}
 	levels := DefaultRollUps(30)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -77,6 +78,9 @@ func scanRow(s scanner) (Row, error) {
 		if err := json.Unmarshal(j.data, j.into); err != nil {
 			return r, fmt.Errorf("reading sandbox %s: %s: %w", r.ID, j.column, err)
 		}
+	}
+	if r.Usage.CPUMicros == 0 { // of a daemon that wrote only the other
+		r.Usage.CPUMicros = uint64(math.Round(r.Usage.CPUSeconds * 1e6))
 	}
 	return r, nil
 }

@@ -29,12 +29,14 @@ func (d *DB) UsageReport(ctx context.Context, q sandbox.UsageQuery) (sandbox.Usa
 	if err != nil {
 		return sandbox.UsageReport{}, err
 	}
-	if q.To.IsZero() {
-		q.To = time.Now()
-	}
-	from, to := int64(0), q.To.UnixMilli()
+	from, to := int64(0), int64(math.MaxInt64/2) // readings may be ahead of a clock that was set back
 	if !q.From.IsZero() {
 		from = q.From.UnixMilli()
+	}
+	if q.To.IsZero() {
+		q.To = time.Now()
+	} else {
+		to = q.To.UnixMilli()
 	}
 	if from < 0 || to < from || to > math.MaxInt64/2 {
 		return sandbox.UsageReport{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "a span from %s to %s: begin after 1970 and end later", q.From.Format(time.RFC3339), q.To.Format(time.RFC3339))
@@ -43,7 +45,7 @@ func (d *DB) UsageReport(ctx context.Context, q sandbox.UsageQuery) (sandbox.Usa
 	if err != nil {
 		return sandbox.UsageReport{}, fmt.Errorf("reporting usage: %w", translate(err))
 	}
-	out := sandbox.UsageReport{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(to).UTC(), By: q.By}
+	out := sandbox.UsageReport{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(q.To.UnixMilli()).UTC(), By: q.By}
 	out.Lines, err = drain(rows, func(row scanner) (l sandbox.UsageLine, err error) {
 		var v [sandbox.MeterCount]int64
 		dest := []any{&l.Key, &l.Sandboxes}

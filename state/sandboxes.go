@@ -79,7 +79,7 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 		if out, err = t.update(id, from, to, set); err != nil {
 			return err
 		}
-		if err := t.note(id, ch.Reading, to.Terminal()); err != nil {
+		if err := t.note(id, ch.Readings, to.Terminal()); err != nil {
 			return err
 		}
 		if to.Terminal() && !ch.KeepSlot {
@@ -128,7 +128,7 @@ func (d *DB) Update(ctx context.Context, id sandbox.ID, ch Change) error {
 		if err := t.set(id, set); err != nil {
 			return err
 		}
-		if err := t.note(id, ch.Reading, false); err != nil || ch.EventType == "" {
+		if err := t.note(id, ch.Readings, false); err != nil || ch.EventType == "" {
 			return err
 		}
 		_, err := t.appendEvents(ch.event(id, "", time.Now()))

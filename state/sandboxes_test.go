@@ -314,7 +314,7 @@ func TestChangeSetsWhatItNames(t *testing.T) {
 	pid, start, boot, uid, exit := 42, uint64(1)<<63+7, "boot-1", uint32(4_000_000_000), 3
 	addr := netip.MustParseAddr("10.1.2.3")
 	reason, detail := sandbox.ReasonOOM, "too much"
-	usage := sandbox.Usage{CPUSeconds: 1.5, MemoryPeakBytes: 1 << 40, Unknown: []string{"io"}}
+	usage := sandbox.Usage{CPUSeconds: 1.5, CPUMicros: 1_500_000, MemoryPeakBytes: 1 << 40, Unknown: []string{"io"}}
 	ch := Change{
 		Reason: &reason, Detail: &detail, StartedAt: &at, EndedAt: &at, Deadline: &at, ExitCode: &exit, UIDBase: &uid, Address: &addr,
 		InitPID: &pid, InitStart: &start, BootID: &boot, Usage: &usage, LastOutput: []byte("bye\x00\xff"),
