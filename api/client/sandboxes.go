@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -128,6 +129,26 @@ func (c *Client) Reset(ctx context.Context, ref string) (sandbox.Sandbox, error)
 // Usage returns the counters, read now.
 func (c *Client) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 	return get[sandbox.Usage](ctx, c, at(ref, "usage"), nil)
+}
+
+// UsageReport tells what was used in a span of time: by one sandbox, or with an
+// empty ref by all.
+func (c *Client) UsageReport(ctx context.Context, ref string, q sandbox.UsageQuery) (sandbox.UsageReport, error) {
+	query := url.Values{}
+	for name, value := range map[string]string{"sandbox": ref, "by": q.By, "from": rfc3339(q.From), "to": rfc3339(q.To)} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return get[sandbox.UsageReport](ctx, c, path("usage"), query)
+}
+
+// rfc3339 writes a time for a query; the zero time is none.
+func rfc3339(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339Nano)
 }
 
 // Version names the daemon.

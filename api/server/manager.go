@@ -22,6 +22,7 @@ type Manager interface {
 	Ports
 	Events
 	Faults
+	Reports
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
 	// Doctor examines the host.

@@ -17,7 +17,7 @@ import (
 var routes = []string{
 	"GET /healthz", "GET /v1/version", "GET /v1/doctor", "GET /v1/events",
 	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
-	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "PUT /v1/sandboxes/{ref}/network", "GET /v1/pool",
+	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "PUT /v1/sandboxes/{ref}/network", "GET /v1/pool", "GET /v1/usage",
 	"PUT /v1/sandboxes/{ref}/network/fault", "GET /v1/sandboxes/{ref}/network/fault", "DELETE /v1/sandboxes/{ref}/network/fault",
 	"POST /v1/sandboxes/{ref}/snapshots", "GET /v1/snapshots", "GET /v1/snapshots/{ref}", "DELETE /v1/snapshots/{ref}",
 	"POST /v1/snapshots/{ref}/fork", "POST /v1/sandboxes/{ref}/fork", "POST /v1/sandboxes/{ref}/rollback", "POST /v1/sandboxes/{ref}/undo",

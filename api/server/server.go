@@ -61,6 +61,7 @@ func New(cfg Config) http.Handler {
 // routes registers every operation, one file per group.
 func (s *server) routes() {
 	s.systemRoutes()
+	s.usageRoutes()
 	s.sandboxRoutes()
 	s.snapshotRoutes()
 	s.networkViewRoutes()

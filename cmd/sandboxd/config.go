@@ -34,6 +34,7 @@ type config struct {
 	UIDBase     uint32        `yaml:"uid_base"`
 	KeepEnded   int           `yaml:"keep_ended"`
 	KeepEvents  int           `yaml:"keep_events"`
+	Usage       usageConfig   `yaml:"usage"`
 	Volume      volumeConfig  `yaml:"volume"`
 	Network     networkConfig `yaml:"network"`
 	Pool        poolConfig    `yaml:"pool"`
@@ -83,6 +84,12 @@ func (p *networkPolicy) UnmarshalYAML(b []byte) error {
 		return fmt.Errorf("network policy: %w", err)
 	}
 	return nil
+}
+
+// usageConfig is about the ledger of what sandboxes use.
+type usageConfig struct {
+	Interval  duration `yaml:"interval"`    // between two looks at the counters
+	DailyDays int      `yaml:"daily_after"` // after so many days one reading a day is kept
 }
 
 // poolConfig is about the shells kept ready.
@@ -150,6 +157,7 @@ func builtinConfig() config {
 		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
+		Usage: usageConfig{Interval: duration(5 * time.Second), DailyDays: 30},
 		Pool:  poolConfig{Size: min(8, 4*runtime.NumCPU()), CPUShare: 0.5},
 		Build: buildConfig{AtOnce: 2, TimeLimit: duration(time.Hour), ContextMax: 2 << 30, MaxFiles: 100000},
 		Network: networkConfig{
@@ -228,6 +236,9 @@ func (c config) check() error {
 	}
 	if c.Pool.CPUShare <= 0 || c.Pool.CPUShare > 1 {
 		bad("pool.cpu_share %g: use more than 0 and at most 1", c.Pool.CPUShare)
+	}
+	if i := time.Duration(c.Usage.Interval); i < 100*time.Millisecond || i > time.Hour || c.Usage.DailyDays < 1 || c.Usage.DailyDays > 36500 {
+		bad("usage: use an interval of 100ms to 1h and 1 to 36500 days daily_after")
 	}
 	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 || c.ImageCache < 0 {
 		bad("sizes and counts must not be negative")
