@@ -90,7 +90,7 @@ func (t *tx) roll(now int64, levels []RollUp) (bool, error) {
 // as there is more, of one that ended when a level takes the last of them; nil
 // when none will find any.
 func (t *tx) nextRoll(number int64, ended bool, now int64, levels []RollUp) (any, error) {
-	var next any
+	var next int64
 	var last, several sql.NullInt64
 	found, err := t.row(sqlLastAt, number)
 	if err == nil {
@@ -104,9 +104,12 @@ func (t *tx) nextRoll(number int64, ended bool, now int64, levels []RollUp) (any
 		if width := l.Width.Milliseconds(); ended {
 			at = (last.Int64+width-1)/width*width + l.After.Milliseconds()
 		}
-		if at > now && (!ended || several.Int64 != 0) && (next == nil || at < next.(int64)) {
+		if at > now && (!ended || several.Int64 != 0) && (next == 0 || at < next) {
 			next = at
 		}
+	}
+	if next == 0 {
+		return nil, nil //nolint:nilnil // what SQL writes as null
 	}
 	return next, nil
 }
