@@ -264,6 +264,9 @@ func TestRemoveOfWhateverIsLeft(t *testing.T) {
 		if _, err := os.Stat(dirOf(t, tree, id, partID)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: still there: %v", name, err)
 		}
+		if _, err := tree.Meter(id); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("meter of a removed cgroup: %v", err)
+		}
 		if _, err := tree.Usage(id); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("%s: usage: %v", name, err)
 		}
@@ -288,6 +291,12 @@ func TestUsageCountsCPUWithoutControllers(t *testing.T) {
 		now, err := tree.Usage(id)
 		return err == nil && now.CPUSeconds > before.CPUSeconds+0.5 && now.CPUUserSeconds > 0
 	})
+	low, err := tree.Usage(id)
+	metered, err2 := tree.Meter(id)
+	high, err3 := tree.Usage(id)
+	if err := errors.Join(err, err2, err3); err != nil || metered.CPUMicros < low.CPUMicros || metered.CPUMicros > high.CPUMicros || low.CPUMicros < 500_000 {
+		t.Errorf("metered %d µs, between %d and %d, %v", metered.CPUMicros, low.CPUMicros, high.CPUMicros, err)
+	}
 	for _, c := range []string{ctlMemory, ctlPIDs, ctlIO} {
 		u, err := tree.Usage(id)
 		if err != nil || slices.Contains(u.Unknown, c) == tree.has(c) {

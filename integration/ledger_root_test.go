@@ -48,7 +48,7 @@ func (m *meterReader) follow(t *testing.T, d *daemon, id sandbox.ID) {
 	m.all.Go(func() {
 		defer f.Close()
 		var last int64
-		for ; ; time.Sleep(100 * time.Microsecond) { // as often as can be: what counts is the last answer
+		for ; ; <-time.After(100 * time.Microsecond) { // as often as can be: what counts is the last answer
 			n, err := cpuOf(f)
 			if errors.Is(err, unix.ENODEV) {
 				break
@@ -160,7 +160,7 @@ func (d *daemon) removeSomehow(t *testing.T, rng *rand.Rand, id sandbox.ID) {
 	}
 	answered := make(chan struct{})
 	go func() { defer close(answered); _, _ = d.Remove(t.Context(), string(id)) }()
-	time.Sleep(time.Duration(rng.IntN(15000)) * time.Microsecond) // anywhere in it
+	<-time.After(time.Duration(rng.IntN(15000)) * time.Microsecond) // anywhere in it
 	d.kill()
 	<-answered
 	d.start()

@@ -283,6 +283,9 @@ func TestCountersAddUp(t *testing.T) {
 		if got, known, err := h.Counters(b.ID, b.Slot); err != nil || !known || got != want {
 			t.Errorf("%s: %+v, known %v, %v; want %+v", when, got, known, err, want)
 		}
+		if all, err := h.AllBytes(); err != nil || len(all) != 1 || all[b.ID] != (sandbox.NetCounters{RxBytes: want.RxBytes, TxBytes: want.TxBytes}) {
+			t.Errorf("%s: of all %+v, %v; want %+v", when, all, err, want)
+		}
 	}
 	check("at first", 0, 0)
 	echo()

@@ -271,7 +271,7 @@ func (t *meter) worth(n sandbox.Reading) bool {
 }
 
 // meterRound reads the meters of some boxes and writes what is due. With all
-// set it writes whatever is younger than the ledger.
+// set it writes of each what the ledger has no reading of that young.
 func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error {
 	net, err := m.net.AllBytes()
 	if err != nil {
@@ -288,7 +288,7 @@ func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error 
 		t := &b.meter
 		if t.begun {
 			n := t.now.next(now(), m.measure(b, t.slot, net), t.now.Status)
-			if all || t.worth(n.Reading) {
+			if t.worth(n.Reading) || all && n.At.Sub(t.wrote.At) >= m.cfg.Usage.Interval {
 				batch = append(batch, t.due(n)...)
 				of[b] = n.Reading
 			}
@@ -344,7 +344,7 @@ func (m *Manager) rollUp(ctx context.Context) error {
 }
 
 // UsageReport adds up what was used in a span of time; of living sandboxes
-// until now. ref, if set, names the one sandbox asked for, which may have been
+// until now, but for what is small and younger than a round. ref, if set, names the one sandbox asked for, which may have been
 // forgotten but for the ledger.
 func (m *Manager) UsageReport(ctx context.Context, ref string, q sandbox.UsageQuery) (sandbox.UsageReport, error) {
 	boxes := m.living()

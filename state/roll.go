@@ -109,7 +109,7 @@ func (t *tx) nextRoll(number int64, ended bool, now int64, levels []RollUp) (any
 		}
 	}
 	if next == 0 {
-		return nil, nil //nolint:nilnil // what SQL writes as null
+		return nil, nil // null
 	}
 	return next, nil
 }

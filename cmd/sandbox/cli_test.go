@@ -140,6 +140,9 @@ func TestLifeOfASandbox(t *testing.T) {
 	if out := w.ok("stats", "dev"); !strings.Contains(out, "16MiB") || !strings.Contains(out, "?") {
 		t.Errorf("stats: %s", out)
 	}
+	if out := w.ok("usage", "dev", "--by", "sandbox", "--from", "24h"); !strings.Contains(out, id) || !strings.Contains(out, "1.50s") {
+		t.Errorf("usage: %s", out)
+	}
 	for _, step := range []struct{ verb, status string }{{"pause", "paused"}, {"resume", "running"}, {"stop", "stopped"}, {"start", "running"}, {"reset", "running"}} {
 		w.ok(step.verb, "dev")
 		if out := w.ok("ls"); !strings.Contains(out, step.status) {
