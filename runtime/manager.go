@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -29,6 +30,7 @@ type Config struct {
 	KeepEnded    int    // ended sandboxes whose records are kept
 	KeepEvents   int    // events kept
 	Usage        UsageConfig
+	Prices       []cost.Book // as configured
 	Pool         PoolConfig
 	Library      Library // nil: no image can be pulled, pushed or exported
 	Dial         Dial    // nil: the real one
@@ -53,6 +55,8 @@ type Manager struct {
 	volumes sync.Mutex    // held while a volume is made, changed or removed
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
+
+	prices cost.Shelf // set by Recover
 
 	audit    *audit
 	auditing sync.Once // starts its writing

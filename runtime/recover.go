@@ -31,6 +31,9 @@ const (
 // removed. A second Recover changes nothing. It fails only where serving
 // would do harm; what could not be put in order is logged.
 func (m *Manager) Recover(ctx context.Context) error {
+	if err := m.openPrices(ctx); err != nil {
+		return err
+	}
 	m.auditing.Do(func() { m.spawn(m.writeAudit) })
 	rows, err := m.state.Living(ctx)
 	if err != nil {

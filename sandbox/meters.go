@@ -48,6 +48,15 @@ func (m Meters) Add(o Meters) Meters {
 	return MetersOf(v)
 }
 
+// Less returns what m has more than o.
+func (m Meters) Less(o Meters) Meters {
+	v, w := m.Values(), o.Values()
+	for i := range v {
+		v[i] -= w[i]
+	}
+	return MetersOf(v)
+}
+
 // AtLeast returns the higher of each: totals never go down, whatever a counter
 // says that could not be read this time.
 func (m Meters) AtLeast(o Meters) Meters {
@@ -75,7 +84,7 @@ type Reading struct {
 // UsageQuery asks for a report over the ledger.
 type UsageQuery struct {
 	From, To time.Time // From is in, To is not; zero: the beginning, and now
-	By       string    // sandbox, owner, image or label:KEY; empty: one line for all
+	By       string    // sandbox, owner, project, image or label:KEY; empty: one line for all
 	Sandbox  ID        // of this one only, if set
 }
 

@@ -25,8 +25,8 @@ const (
 	readingColumns = `at, cpu, memory, storage, net_rx, net_tx, io_read, io_write, running, paused, stopped, other, starts,
 		status, clock, memory_kib, storage_kib`
 	sqlLedger       = `SELECT number, boot FROM ledger WHERE sandbox = ?`
-	sqlInsertLedger = `INSERT INTO ledger (sandbox, owner, name, image, labels, created_at, boot, due)
-		SELECT id, owner, name, image, coalesce(spec -> '$.labels', '{}'), created_at / 1000000, ?2, ?3 FROM sandboxes WHERE id = ?1
+	sqlInsertLedger = `INSERT INTO ledger (sandbox, owner, project, name, image, labels, created_at, boot, due)
+		SELECT id, owner, coalesce(spec ->> '$.project', ''), name, image, coalesce(spec -> '$.labels', '{}'), created_at / 1000000, ?2, ?3 FROM sandboxes WHERE id = ?1
 		RETURNING number`
 	sqlLedgerBoot = `UPDATE ledger SET boot = ?2 WHERE number = ?1`
 	sqlEndLedger  = `UPDATE ledger SET ended_at = ?2 WHERE sandbox = ?1`

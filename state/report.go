@@ -74,10 +74,10 @@ func reportKey(by string) (expr, label string, err error) {
 	switch by {
 	case "":
 		return `''`, "", nil
-	case "sandbox", "owner", "image":
+	case "sandbox", "owner", "project", "image":
 		return `l.` + by, "", nil
 	}
-	return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "no report by %.80q: use sandbox, owner, image or label:KEY", by)
+	return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "no report by %.80q: use sandbox, owner, project, image or label:KEY", by)
 }
 
 // reportQuery is the query for ?1 ≤ time < ?2, a label ?3 and a sandbox ?4. A

@@ -23,6 +23,7 @@ type Manager interface {
 	Events
 	Faults
 	Reports
+	Costs
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
 	// Doctor examines the host.

@@ -62,6 +62,7 @@ func New(cfg Config) http.Handler {
 func (s *server) routes() {
 	s.systemRoutes()
 	s.usageRoutes()
+	s.costRoutes()
 	s.sandboxRoutes()
 	s.snapshotRoutes()
 	s.networkViewRoutes()

@@ -18,7 +18,7 @@ type Reports interface {
 }
 
 type reportInput struct {
-	By      string    `query:"by" doc:"sandbox, owner, image or label:KEY; without it, one line for all."`
+	By      string    `query:"by" doc:"sandbox, owner, project, image or label:KEY; without it, one line for all."`
 	Sandbox string    `query:"sandbox" doc:"Of this one only: an id, also one long gone, or a name."`
 	From    time.Time `query:"from" doc:"Begin then; without it, at the beginning."`
 	To      time.Time `query:"to" doc:"End before then; without it, now."`

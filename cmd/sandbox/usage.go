@@ -49,7 +49,7 @@ nothing out and count nothing twice. Memory and disk are amounts held for an hou
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&by, "by", "", "a line for each: sandbox, owner, image or label:KEY")
+	fl.StringVar(&by, "by", "", "a line for each: sandbox, owner, project, image or label:KEY")
 	fl.StringVar(&from, "from", "", "begin then: a duration ago, as 24h, or a time, as 2026-01-31T12:00:00Z (default: the beginning)")
 	fl.StringVar(&to, "to", "", "end before then, likewise (default: now)")
 	return cmd

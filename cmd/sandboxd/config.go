@@ -16,6 +16,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/goccy/go-yaml"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -35,6 +36,7 @@ type config struct {
 	KeepEnded   int           `yaml:"keep_ended"`
 	KeepEvents  int           `yaml:"keep_events"`
 	Usage       usageConfig   `yaml:"usage"`
+	Cost        costConfig    `yaml:"cost"`
 	Volume      volumeConfig  `yaml:"volume"`
 	Network     networkConfig `yaml:"network"`
 	Pool        poolConfig    `yaml:"pool"`
@@ -90,6 +92,11 @@ func (p *networkPolicy) UnmarshalYAML(b []byte) error {
 type usageConfig struct {
 	Interval  duration `yaml:"interval"`    // between two looks at the counters
 	DailyDays int      `yaml:"daily_after"` // after so many days one reading a day is kept
+}
+
+// costConfig is about money.
+type costConfig struct {
+	Books []cost.Book `yaml:"books"` // versions of the prices
 }
 
 // poolConfig is about the shells kept ready.
@@ -239,6 +246,9 @@ func (c config) check() error {
 	}
 	if i := time.Duration(c.Usage.Interval); i < 100*time.Millisecond || i > time.Hour || c.Usage.DailyDays < 1 || c.Usage.DailyDays > 36500 {
 		bad("usage: use an interval of 100ms to 1h and 1 to 36500 days daily_after")
+	}
+	if _, err := cost.Reopen(c.Cost.Books, nil); err != nil {
+		bad("cost: %w", err)
 	}
 	if c.Volume.Size < 0 || c.Volume.MaxBytes < 0 || c.Volume.MaxFiles < 0 || c.KeepEnded < 0 || c.KeepEvents < 0 || c.ImageCache < 0 {
 		bad("sizes and counts must not be negative")

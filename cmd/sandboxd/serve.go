@@ -189,6 +189,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log, Library: library,
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
+		Prices:  c.Cost.Books,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
 		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
 	}, db, p.tree, network, p.roots, shells)

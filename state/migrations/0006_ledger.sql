@@ -5,6 +5,7 @@ CREATE TABLE ledger (
     number     INTEGER NOT NULL PRIMARY KEY,
     sandbox    TEXT    NOT NULL UNIQUE,
     owner      TEXT    NOT NULL,
+    project    TEXT    NOT NULL,
     name       TEXT    NOT NULL,
     image      TEXT    NOT NULL,
     labels     TEXT    NOT NULL,

@@ -195,6 +195,7 @@ CREATE TABLE ledger (
     number     INTEGER NOT NULL PRIMARY KEY,
     sandbox    TEXT    NOT NULL UNIQUE,
     owner      TEXT    NOT NULL,
+    project    TEXT    NOT NULL,
     name       TEXT    NOT NULL,
     image      TEXT    NOT NULL,
     labels     TEXT    NOT NULL,
@@ -247,7 +248,7 @@ BEGIN SELECT RAISE(ABORT, 'totals of the ledger never go down'); END;
 CREATE TRIGGER readings_stay BEFORE UPDATE ON readings
 BEGIN SELECT RAISE(ABORT, 'readings of the ledger never change'); END;
 
-INSERT INTO ledger VALUES (1, 'sbaaaaaaaaaaaa', 'uid:7', 'web', 'host', '{}', 1790000000000, NULL, 'boot', 0, 1790000005000);
+INSERT INTO ledger VALUES (1, 'sbaaaaaaaaaaaa', 'uid:7', '', 'web', 'host', '{}', 1790000000000, NULL, 'boot', 0, 1790000005000);
 INSERT INTO readings VALUES (1, 1790000005000, 1500000, 0, 0, 5, 6, 0, 0, 5000, 0, 0, 0, 1, 'running', 99000, 0, 0);
 
 UPDATE schema_version SET version = 6;

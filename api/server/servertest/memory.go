@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -23,6 +24,7 @@ type Memory struct {
 	secrets   []sandbox.Secret
 	schedules []sandbox.Schedule
 	ports     []sandbox.Port
+	entries   []cost.Posted
 	events    []sandbox.Event
 	subs      map[chan struct{}]bool
 

@@ -1,0 +1,14 @@
+package api
+
+import "github.com/sandboxd/sandboxd/cost"
+
+// PriceList lists the price books, the earliest first.
+type PriceList struct {
+	Items []cost.Book `json:"items"`
+}
+
+// EntryList is one page of costs and revenue from outside, the newest first.
+type EntryList struct {
+	Items []cost.Posted `json:"items"`
+	Next  int64         `json:"next,omitempty" doc:"Ask again with before=this; absent on the last page."`
+}

@@ -1,0 +1,187 @@
+package cost
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// life makes random totals that rise from day to day.
+func life(r *rand.Rand, days int) map[time.Time]sandbox.Meters {
+	all := map[time.Time]sandbox.Meters{}
+	var v [sandbox.MeterCount]int64
+	for d := range days {
+		for i := range v {
+			if r.IntN(3) > 0 {
+				v[i] += r.Int64N(1 << (1 + r.IntN(40)))
+			}
+		}
+		all[nov.AddDate(0, 0, d-days/2)] = sandbox.MetersOf(v)
+	}
+	return all
+}
+
+// TestStretchesAddUp: however a span with changes of prices in it is cut, the
+// charges of the pieces add up to that of the whole, and quantities to what was
+// used.
+func TestStretchesAddUp(t *testing.T) {
+	r := random(t)
+	second, third := testBook(), testBook()
+	second.Version, second.From = "second", nov.AddDate(0, 0, 5)
+	second.Prices = map[Meter]Price{MeterCPU: price("0.000017", 3, "cpu-second"), MeterMemory: price("7", 11, "gib-hour")}
+	third.Version, third.From = "third", nov.AddDate(0, 0, 9)
+	s := shelf(t, testBook(), second, third)
+	for range 100 {
+		totals := life(r, 40)
+		at := func(x time.Time) Usage {
+			m, ok := totals[x]
+			if !ok {
+				t.Fatalf("asked for the totals at %s", x)
+			}
+			return UsageOf(m)
+		}
+		from, to := nov.AddDate(0, 0, -19+r.IntN(19)), nov.AddDate(0, 0, r.IntN(20))
+		var whole, parts Bill
+		add := func(b *Bill, from, to time.Time) {
+			charges, err := ChargePieces(s.Stretches(from, to), at)
+			if err == nil {
+				err = b.Add(charges...)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		add(&whole, from, to)
+		for a := from; a.Before(to); {
+			b := a.AddDate(0, 0, 1+r.IntN(6))
+			if b.After(to) {
+				b = to
+			}
+			add(&parts, a, b)
+			a = b
+		}
+		if whole.Total() != parts.Total() || !slices.Equal(whole.Charges(), parts.Charges()) {
+			t.Fatalf("from %s to %s: the whole is %v, its parts are %v", from, to, whole.Charges(), parts.Charges())
+		}
+		used := Usage{}
+		for _, c := range whole.Charges() {
+			var err error
+			if used, err = used.Plus(Usage{c.Meter: c.Quantity}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for m, q := range at(to).Since(at(from)) {
+			if used[m] != q {
+				t.Fatalf("%s of %s charged, %s used", used[m], m, q)
+			}
+		}
+	}
+}
+
+// TestRerated: with one book all the time, the charge is that of the totals.
+func TestRerated(t *testing.T) {
+	b := testBook()
+	totals := map[time.Time]sandbox.Meters{nov: {CPU: 3_000_001}, nov.AddDate(0, 0, 1): {CPU: 5_000_000, Starts: 2}}
+	charges, err := ChargePieces(Rerated(&b, nov, nov.AddDate(0, 0, 1)), func(x time.Time) Usage { return UsageOf(totals[x]) })
+	if err != nil || len(charges) != 2 {
+		t.Fatalf("%v, %v", charges, err)
+	}
+	if c := charges[0]; c.Meter != MeterCPU || c.Quantity != Count(1_999_999_000) || c.Amount != 55_000-33_000 {
+		t.Errorf("%+v", c)
+	}
+	if c := charges[1]; c.Amount != 200_000 || c.Book != "2026-11" {
+		t.Errorf("%+v", c)
+	}
+	// Before any book what is used is free, and told.
+	charges, err = ChargePieces(shelf(t, b).Stretches(time.Time{}, nov), func(time.Time) Usage { return Usage{MeterCPU: Count(7)} })
+	if err != nil || len(charges) != 1 || charges[0] != (Charge{NoBook, MeterCPU, Count(7), 0}) {
+		t.Errorf("%v, %v", charges, err)
+	}
+}
+
+func TestReopen(t *testing.T) {
+	used := testBook()
+	seen := nov.AddDate(0, 0, 20)
+	kept := []Kept{{Book: used, Fingerprint: used.Fingerprint(), Until: seen}}
+	later, early, dearer, noon := testBook(), testBook(), testBook(), testBook()
+	later.Version, later.From = "later", nov.AddDate(0, 1, 0)
+	early.Version, early.From = "early", nov.AddDate(0, 0, 3)
+	dearer.Prices[MeterCPU] = price("1", 1, "cpu-second")
+	noon.From = nov.Add(12 * time.Hour)
+	for name, c := range map[string]struct {
+		books []Book
+		kept  []Kept
+		code  string
+		in    []string // the books there are then
+	}{
+		"first":          {[]Book{used}, nil, "", []string{"2026-11"}},
+		"same":           {[]Book{used}, kept, "", []string{"2026-11"}},
+		"new one later":  {[]Book{used, later}, kept, "", []string{"2026-11", "later"}},
+		"gone":           {[]Book{later}, kept, "", []string{"2026-11", "later"}},
+		"none":           {nil, kept, "", []string{"2026-11"}},
+		"changed":        {[]Book{dearer}, kept, "prices_changed", nil},
+		"changed unused": {[]Book{dearer}, nil, "", []string{"2026-11"}},
+		"into the past":  {[]Book{used, early}, kept, "prices_changed", nil},
+		"past, unused":   {[]Book{used, early}, nil, "", []string{"2026-11", "early"}},
+		"at noon":        {[]Book{noon}, nil, "invalid_prices", nil},
+	} {
+		s, err := Reopen(c.books, c.kept)
+		if (err == nil) != (c.code == "") || err != nil && sandbox.CodeOf(err) != c.code {
+			t.Errorf("%s: %v, want code %q", name, err, c.code)
+			continue
+		}
+		var in []string
+		for _, b := range s.Books() {
+			in = append(in, b.Version)
+		}
+		if !slices.Equal(in, c.in) {
+			t.Errorf("%s: books %v, want %v", name, in, c.in)
+		}
+	}
+	// A book comes back from its record as it was.
+	text, err := json.Marshal(used)
+	var again Book
+	if err == nil {
+		err = json.Unmarshal(text, &again)
+	}
+	if err != nil || again.Fingerprint() != used.Fingerprint() {
+		t.Errorf("%v, %s", err, text)
+	}
+}
+
+func TestROI(t *testing.T) {
+	for _, c := range []struct {
+		profit, cost Nano
+		want         int64
+	}{{3, 1, 30_000}, {-1, 3, -3334}, {1, 3, 3333}, {0, 5, 0}, {-5, 5, -10_000}, {MaxNano, MaxNano, 10_000}} {
+		if got := ROI(c.profit, c.cost); got == nil || *got != c.want {
+			t.Errorf("%s by %s: %v, want %d", c.profit, c.cost, got, c.want)
+		}
+	}
+	if ROI(1, 0) != nil || ROI(1, -1) != nil || ROI(MaxNano, 1) != nil {
+		t.Error("an ROI without cost, or one that does not fit")
+	}
+	l := StatementLine{Usage: 10, Outside: -3, Revenue: 5}
+	if err := l.Finish(); err != nil || l.Cost != 7 || l.Profit != -2 || *l.ROI != -2858 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if err := (&StatementLine{Usage: MaxNano, Outside: 1}).Finish(); sandbox.CodeOf(err) != "amount_too_large" {
+		t.Errorf("an overflow: %v", err)
+	}
+}
+
+func TestOneTarget(t *testing.T) {
+	for _, c := range []struct {
+		sb, project, owner string
+		scope              Scope
+	}{{"dev", "", "", ScopeSandbox}, {"", "prj_a", "", ScopeProject}, {"", "", "uid:1", ScopeOwner}, {"", "", "", ""}, {"a", "prj_a", "", ""}, {"", "shop", "", ""}} {
+		scope, id, err := OneTarget(c.sb, c.project, c.owner)
+		if scope != c.scope || (err == nil) != (c.scope != "") || err == nil && id != c.sb+c.project+c.owner {
+			t.Errorf("%+v: %s %s, %v", c, scope, id, err)
+		}
+	}
+}

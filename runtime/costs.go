@@ -1,0 +1,287 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// Costs are derived, not stored: a statement takes the readings of the ledger
+// at the ends of its span and wherever a price book came in force, and rates
+// the differences. Only what comes from outside has rows of its own.
+
+// openPrices puts the configured price books beside those that were in use.
+func (m *Manager) openPrices(ctx context.Context) error {
+	kept, err := m.state.Books(ctx)
+	if err != nil {
+		return err
+	}
+	if m.prices, err = cost.Reopen(m.cfg.Prices, kept); err != nil {
+		return err
+	}
+	return m.noteBook(ctx)
+}
+
+// noteBook keeps the price book in force: from now on charges are made with it.
+func (m *Manager) noteBook(ctx context.Context) error {
+	now := time.Now()
+	if b, ok := m.prices.At(now); ok {
+		return m.state.NoteBook(ctx, b, now)
+	}
+	return nil
+}
+
+// Prices lists the price books, the earliest first.
+func (m *Manager) Prices(context.Context) ([]cost.Book, error) {
+	var all []cost.Book
+	for _, b := range m.prices.Books() {
+		all = append(all, *b)
+	}
+	return all, nil
+}
+
+// PostEntry takes in a cost or a revenue from outside. With the same key it is
+// taken once.
+func (m *Manager) PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Posted, error) {
+	e, err := req.Entry(time.Now())
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	if e.Scope == cost.ScopeSandbox {
+		if e.ID, err = m.inLedger(ctx, e.ID); err != nil {
+			return cost.Posted{}, err
+		}
+	}
+	if e.Key == "" {
+		e.Key = "once-" + string(sandbox.NewID())
+	}
+	book, _ := m.prices.At(e.At)
+	p, _, err := m.state.PutEntry(ctx, e, book, req.Actor)
+	return p, err
+}
+
+// inLedger returns the id of a sandbox that ref names, which may have been
+// forgotten but for the ledger.
+func (m *Manager) inLedger(ctx context.Context, ref string) (string, error) {
+	sb, err := m.Sandbox(ctx, ref)
+	if err == nil {
+		return string(sb.ID), nil
+	}
+	if errors.Is(err, sandbox.ErrNotFound) && m.state.InLedger(ctx, sandbox.ID(ref)) {
+		return ref, nil
+	}
+	return "", err
+}
+
+// Entries lists costs and revenue from outside, the newest first.
+func (m *Manager) Entries(ctx context.Context, q cost.EntryQuery) ([]cost.Posted, error) {
+	if q.Sandbox != "" {
+		var err error
+		if q.Sandbox, err = m.inLedger(ctx, q.Sandbox); err != nil {
+			return nil, err
+		}
+	}
+	if q.Limit <= 0 || q.Limit > sandbox.MaxPage+1 { // the server asks for one more
+		q.Limit = sandbox.MaxPage + 1
+	}
+	return m.state.Entries(ctx, q)
+}
+
+// Statement tells what was spent and earned in a span of time, as UsageReport
+// what was used.
+func (m *Manager) Statement(ctx context.Context, q cost.StatementQuery) (cost.Statement, error) {
+	pieces, book, err := m.pieces(&q)
+	if err != nil {
+		return cost.Statement{}, err
+	}
+	boxes := m.living()
+	if q.Sandbox != "" {
+		if q.Sandbox, err = m.inLedger(ctx, q.Sandbox); err != nil {
+			return cost.Statement{}, err
+		}
+		boxes = nil
+		if b := m.box(sandbox.ID(q.Sandbox)); b != nil {
+			boxes = []*box{b}
+		}
+	}
+	if time.Until(q.To) > -2*m.cfg.Usage.Interval {
+		if err := m.meterRound(ctx, boxes, true); err != nil {
+			return cost.Statement{}, err
+		}
+	}
+	s := &statement{
+		out:  cost.Statement{From: q.From, To: q.To, By: q.By, Book: q.Book, Currency: m.prices.Currency()},
+		keys: map[string]*statementLine{},
+	}
+	if err := m.addUsage(ctx, s, q, pieces); err != nil {
+		return cost.Statement{}, err
+	}
+	if err := m.addEntries(ctx, s, q, book); err != nil {
+		return cost.Statement{}, err
+	}
+	return s.finish()
+}
+
+// pieces checks a query and completes it; book is the one to rate anew with.
+func (m *Manager) pieces(q *cost.StatementQuery) (pieces []cost.Stretch, book *cost.Book, err error) {
+	if q.To.IsZero() {
+		q.To = time.Now()
+	}
+	q.From, q.To = whole(q.From), whole(q.To)
+	if q.To.Before(q.From) || !q.From.IsZero() && q.From.Unix() < 0 {
+		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "a span from %s to %s: begin after 1970 and end later", q.From.Format(time.RFC3339), q.To.Format(time.RFC3339))
+	}
+	if q.Book == "" {
+		return m.prices.Stretches(q.From, q.To), nil, nil
+	}
+	book, ok := m.prices.Book(q.Book)
+	if !ok {
+		return nil, nil, sandbox.Errorf(sandbox.ErrNotFound, "book_not_found", "no price book %.70q: the daemon's configuration has the books, GET /v1/prices lists them", q.Book)
+	}
+	return cost.Rerated(book, q.From, q.To), book, nil
+}
+
+// whole drops what the ledger does not tell apart.
+func whole(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.UTC().Truncate(time.Millisecond)
+}
+
+// statement is one being made.
+type statement struct {
+	out  cost.Statement
+	keys map[string]*statementLine
+}
+
+type statementLine struct {
+	cost.StatementLine
+	bill cost.Bill
+}
+
+func (s *statement) line(key string) *statementLine {
+	l := s.keys[key]
+	if l == nil {
+		l = &statementLine{StatementLine: cost.StatementLine{Key: key}}
+		s.keys[key] = l
+	}
+	return l
+}
+
+// addUsage charges what the daemon counted.
+func (m *Manager) addUsage(ctx context.Context, s *statement, q cost.StatementQuery, pieces []cost.Stretch) error {
+	times := cost.Instants(pieces)
+	all, err := m.state.Totals(ctx, state.TotalsQuery{
+		Times: times, From: q.From, To: q.To, By: q.By, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project,
+	})
+	if err != nil {
+		return err
+	}
+	for _, t := range all {
+		meters := func(at time.Time) sandbox.Meters { return metersAt(times, t.At, at) }
+		charges, err := cost.ChargePieces(pieces, func(at time.Time) cost.Usage { return cost.UsageOf(meters(at)) })
+		if err != nil {
+			return err
+		}
+		l := s.line(t.Key)
+		l.Sandboxes++
+		l.Meters = l.Meters.Add(meters(q.To)).Less(meters(q.From))
+		if err := l.bill.Add(charges...); err != nil {
+			return err
+		}
+	}
+	for _, l := range s.keys {
+		l.Usage = l.bill.Total()
+	}
+	return nil
+}
+
+// metersAt finds what was read at a time.
+func metersAt(times []time.Time, at []sandbox.Meters, t time.Time) sandbox.Meters {
+	for i := range times {
+		if times[i].Equal(t) {
+			return at[i]
+		}
+	}
+	return sandbox.Meters{} // the beginning
+}
+
+// addEntries adds what came from outside; with a book, quantities are rated
+// anew.
+func (m *Manager) addEntries(ctx context.Context, s *statement, q cost.StatementQuery, book *cost.Book) error {
+	eq := cost.EntryQuery{From: q.From, To: q.To, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project}
+	sums, err := m.state.EntrySums(ctx, q.By, eq)
+	if err != nil {
+		return err
+	}
+	for _, e := range sums {
+		l := s.line(e.Key)
+		switch {
+		case e.Kind == cost.KindRevenue:
+			l.Revenue, err = l.Revenue.Add(e.Amount)
+		case e.Meter == "":
+			l.Outside, err = l.Outside.Add(e.Amount)
+		case book == nil:
+			err = l.outside(cost.Charge{Book: e.Book, Meter: e.Meter, Quantity: e.Quantity, Amount: e.Amount})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if book == nil {
+		return nil
+	}
+	anew, err := m.state.MeteredEntries(ctx, q.By, eq)
+	if err != nil {
+		return err
+	}
+	for _, e := range anew {
+		amount, err := book.Charge(e.Meter, e.Before, e.Upto)
+		if err == nil {
+			err = s.line(e.Key).outside(cost.Charge{Book: book.Version, Meter: e.Meter, Quantity: e.Upto.Less(e.Before), Amount: amount})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outside adds the charge of a custom meter.
+func (l *statementLine) outside(c cost.Charge) (err error) {
+	if l.Outside, err = l.Outside.Add(c.Amount); err != nil {
+		return err
+	}
+	return l.bill.Add(c)
+}
+
+// finish adds the lines up.
+func (s *statement) finish() (cost.Statement, error) {
+	var bill cost.Bill
+	total := &s.out.Total
+	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
+		l := s.keys[key]
+		l.Charges = l.bill.Charges()
+		if err := errors.Join(l.Finish(), bill.Add(l.Charges...)); err != nil {
+			return s.out, err
+		}
+		total.Sandboxes += l.Sandboxes
+		total.Meters = total.Meters.Add(l.Meters)
+		for _, sum := range []struct{ into, more *cost.Nano }{{&total.Usage, &l.Usage}, {&total.Outside, &l.Outside}, {&total.Revenue, &l.Revenue}} {
+			var err error
+			if *sum.into, err = sum.into.Add(*sum.more); err != nil {
+				return s.out, err
+			}
+		}
+		s.out.Lines = append(s.out.Lines, l.StatementLine)
+	}
+	total.Charges = bill.Charges()
+	return s.out, total.Finish()
+}

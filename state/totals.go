@@ -1,0 +1,137 @@
+package state
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// TotalsQuery asks what each sandbox that existed in [From, To) had used at
+// some times.
+type TotalsQuery struct {
+	Times    []time.Time
+	From, To time.Time // zero: the beginning, and no end
+	By       string    // as UsageQuery has it
+	Sandbox  string    // of this one only, if set
+	Owner    string
+	Project  string
+}
+
+// Totals are what one sandbox had used at the times of the query.
+type Totals struct {
+	Sandbox sandbox.ID
+	Key     string
+	Ended   bool
+	At      []sandbox.Meters
+}
+
+// Totals answers with f(T) of UsageReport for each sandbox and time, all of one
+// moment of the database. ErrInvalid with code invalid_report.
+func (d *DB) Totals(ctx context.Context, q TotalsQuery) ([]Totals, error) {
+	key, label, err := reportKey(q.By)
+	if err != nil {
+		return nil, err
+	}
+	t, err := d.reader.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return nil, translate(err)
+	}
+	defer func() { _ = t.Rollback() }()
+	from, to := int64(0), int64(math.MaxInt64/2)
+	if !q.From.IsZero() {
+		from = q.From.UnixMilli()
+	}
+	if !q.To.IsZero() {
+		to = q.To.UnixMilli()
+	}
+	filter := []any{from, to, label, q.Sandbox, q.Owner, q.Project}
+	out, places, err := totalsOf(ctx, t, key, len(q.Times), filter)
+	if err != nil {
+		return nil, fmt.Errorf("reading what sandboxes used: %w", translate(err))
+	}
+	query := totalsQuery()
+	for i, at := range q.Times {
+		rows, err := t.QueryContext(ctx, query, append([]any{at.UnixMilli()}, filter...)...)
+		if err == nil {
+			_, err = drain(rows, func(row scanner) (struct{}, error) {
+				var number int64
+				var v [sandbox.MeterCount]int64
+				dest := []any{&number}
+				for j := range v {
+					dest = append(dest, &v[j])
+				}
+				err := row.Scan(dest...)
+				if place, ok := places[number]; ok {
+					out[place].At[i] = sandbox.MetersOf(v)
+				}
+				return struct{}{}, err
+			})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what sandboxes used: %w", translate(err))
+		}
+	}
+	return out, nil
+}
+
+// existed are the conditions for ?1 ≤ time < ?2 and the filters, shifted by n
+// parameters. The label ?3 is the key's.
+func existed(n int) string {
+	return fmt.Sprintf(`l.created_at < ?%[2]d AND (l.ended_at IS NULL OR l.ended_at >= ?%[1]d)
+		AND (?%[3]d IS NULL OR ?%[4]d = '' OR l.sandbox = ?%[4]d) AND (?%[5]d = '' OR l.owner = ?%[5]d) AND (?%[6]d = '' OR l.project = ?%[6]d)`,
+		1+n, 2+n, 3+n, 4+n, 5+n, 6+n)
+}
+
+// totalsOf lists the sandboxes, and where each number stands in the list.
+func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []any) ([]Totals, map[int64]int, error) {
+	rows, err := t.QueryContext(ctx, `SELECT l.number, l.sandbox, `+key+`, l.ended_at IS NOT NULL FROM ledger l WHERE `+existed(0), filter...)
+	if err != nil {
+		return nil, nil, err
+	}
+	places := map[int64]int{}
+	out, err := drain(rows, func(row scanner) (Totals, error) {
+		var number int64
+		var id string
+		v := Totals{At: make([]sandbox.Meters, times)}
+		err := row.Scan(&number, &id, &v.Key, &v.Ended)
+		v.Sandbox = sandbox.ID(id)
+		places[number] = len(places)
+		return v, err
+	})
+	return out, places, err
+}
+
+// totalsQuery is f(?1) of those that existed then.
+func totalsQuery() string {
+	var values strings.Builder
+	for _, c := range meterColumns {
+		fmt.Fprintf(&values, ",\n\t%s", until("a", "b", "?1", c))
+	}
+	return `SELECT l.number` + values.String() + `
+	FROM ledger l
+	LEFT JOIN readings a ON a.ledger = l.number AND a.at = (SELECT max(at) FROM readings WHERE ledger = l.number AND at <= ?1)
+	LEFT JOIN readings b ON b.ledger = l.number AND b.at = (SELECT min(at) FROM readings WHERE ledger = l.number AND at > ?1)
+	WHERE l.created_at < ?1 AND ` + existed(1)
+}
+
+// OwnerOf returns who has a sandbox, living or pruned, and its project.
+// ErrNotFound.
+func (d *DB) OwnerOf(ctx context.Context, id sandbox.ID) (owner, project string, err error) {
+	found, err := d.first(ctx, sqlOwnerOf, string(id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", "", notFound(id)
+	}
+	if err == nil {
+		err = found.Scan(&owner, &project)
+	}
+	return owner, project, err
+}
+
+const sqlOwnerOf = `SELECT owner, coalesce(spec ->> '$.project', '') FROM sandboxes WHERE id = ?1
+	UNION ALL SELECT owner, project FROM ledger WHERE sandbox = ?1 LIMIT 1`
