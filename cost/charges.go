@@ -19,9 +19,15 @@ func UsageOf(m sandbox.Meters) Usage {
 		n     int64
 		unit  uint64
 	}{
-		{MeterCPU, m.CPU, 1000}, {MeterMemory, m.Memory, kibSecond}, {MeterStorage, m.Storage, kibSecond},
-		{MeterNetOut, m.NetTx, 1}, {MeterNetIn, m.NetRx, 1}, {MeterStarts, m.Starts, 1},
-		{MeterRunning, m.Running, 1}, {MeterPaused, m.Paused, 1}, {MeterStopped, m.Stopped, 1},
+		{MeterCPU, m.CPU, 1000},
+		{MeterMemory, m.Memory, kibSecond},
+		{MeterStorage, m.Storage, kibSecond},
+		{MeterNetOut, m.NetTx, 1},
+		{MeterNetIn, m.NetRx, 1},
+		{MeterStarts, m.Starts, 1},
+		{MeterRunning, m.Running, 1},
+		{MeterPaused, m.Paused, 1},
+		{MeterStopped, m.Stopped, 1},
 	} {
 		if c.n > 0 {
 			u[c.meter] = Product(uint64(c.n), c.unit)
@@ -135,6 +141,14 @@ func ChargePieces(pieces []Stretch, at func(time.Time) Usage) ([]Charge, error) 
 		}
 	}
 	return all, nil
+}
+
+// Charge is what a piece of one meter costs.
+type Charge struct {
+	Book     string   `json:"book"` // version, or NoBook
+	Meter    Meter    `json:"meter"`
+	Quantity Quantity `json:"quantity"`
+	Amount   Nano     `json:"amount"` // nothing, where the book has no price for it
 }
 
 // Bill adds charges up by book and meter. The zero Bill is empty.

@@ -27,7 +27,7 @@
 // So however a life is cut into pieces, the charges of the pieces add up to
 // the charge of the whole, to the nano; a reading that comes twice, or late,
 // adds nothing. A change of book begins a new base, and each stretch between
-// two changes is the whole of its own book ([Account]).
+// two changes is the whole of its own book ([Shelf.Stretches], [ChargePieces]).
 //
 // # Budgets
 //

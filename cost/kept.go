@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -38,7 +39,7 @@ func Reopen(configured []Book, kept []Kept) (Shelf, error) {
 			until = k.Until
 		}
 		if _, ok := asked.Book(k.Book.Version); !ok {
-			all = append(all[:len(all):len(all)], k.Book)
+			all = append(slices.Clip(all), k.Book)
 		}
 	}
 	if err := asked.CheckUnchanged(known); err != nil {

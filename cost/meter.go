@@ -205,12 +205,3 @@ func (m Meter) Format(q Quantity) string {
 	}
 	return formatDecimal(w[0]) + " " + name
 }
-
-// ByteTime is what bytes held from one moment to another make, the moments
-// being milliseconds of one clock. Where the second is not later it is nothing.
-func ByteTime(bytes uint64, fromMS, toMS int64) Quantity {
-	if toMS <= fromMS {
-		return Quantity{}
-	}
-	return Product(bytes, uint64(toMS)-uint64(fromMS))
-}

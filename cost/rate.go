@@ -3,8 +3,6 @@ package cost
 import (
 	"maps"
 	"slices"
-
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // Rate returns what a quantity of a meter costs, counted from nothing, rounded
@@ -69,79 +67,4 @@ func (b *Book) Most(u Usage) (Nano, error) {
 		}
 	}
 	return sum, nil
-}
-
-// Report is usage rated with one book.
-type Report struct {
-	Book     string       `json:"book"`
-	Currency string       `json:"currency"`
-	Lines    []ReportLine `json:"lines"`
-	Total    Nano         `json:"total"`
-	Unpriced []Meter      `json:"unpriced,omitempty"` // used, and without a price in this book
-}
-
-// ReportLine is one meter of a Report.
-type ReportLine struct {
-	Meter    Meter    `json:"meter"`
-	Quantity Quantity `json:"quantity"`
-	Price    Price    `json:"price"`
-	Amount   Nano     `json:"amount"`
-}
-
-// Rerate rates usage anew, as if this book had been in force all the time.
-// Class ErrTooLarge as Rate.
-func (b *Book) Rerate(u Usage) (Report, error) {
-	r := Report{Book: b.Version, Currency: b.Currency}
-	for _, m := range slices.Sorted(maps.Keys(u)) {
-		if u[m].IsZero() {
-			continue
-		}
-		p, ok := b.Prices[m]
-		if !ok {
-			r.Unpriced = append(r.Unpriced, m)
-			continue
-		}
-		n, err := b.Rate(m, u[m])
-		if err != nil {
-			return Report{}, err
-		}
-		if r.Total, err = r.Total.Add(n); err != nil {
-			return Report{}, err
-		}
-		r.Lines = append(r.Lines, ReportLine{m, u[m], p, n})
-	}
-	return r, nil
-}
-
-// Add returns two reports of one book as one: quantities and amounts added, so
-// that the report of a project is the sum of those of its sandboxes. Class
-// ErrInvalid for different books, ErrTooLarge for what does not fit.
-func (r Report) Add(o Report) (Report, error) {
-	if r.Book != o.Book || r.Currency != o.Currency {
-		return Report{}, sandbox.Errorf(sandbox.ErrInvalid, "books_differ", "reports of the price books %q and %q do not add up: rate both with one", r.Book, o.Book)
-	}
-	lines := map[Meter]ReportLine{}
-	for _, l := range slices.Concat(r.Lines, o.Lines) {
-		old, again := lines[l.Meter]
-		if again {
-			var err error
-			if l.Quantity, err = l.Quantity.Add(old.Quantity); err != nil {
-				return Report{}, err
-			}
-			if l.Amount, err = l.Amount.Add(old.Amount); err != nil {
-				return Report{}, err
-			}
-		}
-		lines[l.Meter] = l
-	}
-	sum := Report{Book: r.Book, Currency: r.Currency}
-	for _, m := range slices.Sorted(maps.Keys(lines)) {
-		sum.Lines = append(sum.Lines, lines[m])
-	}
-	sum.Unpriced = slices.Concat(r.Unpriced, o.Unpriced)
-	slices.Sort(sum.Unpriced)
-	sum.Unpriced = slices.Compact(sum.Unpriced)
-	var err error
-	sum.Total, err = r.Total.Add(o.Total)
-	return sum, err
 }

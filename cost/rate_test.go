@@ -1,7 +1,6 @@
 package cost
 
 import (
-	"encoding/json"
 	"math/big"
 	"math/rand/v2"
 	"slices"
@@ -198,50 +197,6 @@ func TestPiecesAddUp(t *testing.T) {
 	}
 	if lossy == 0 { // the control: rounding was there to be lost
 		t.Error("no partition would have lost anything when rounded by the piece")
-	}
-}
-
-func TestRerate(t *testing.T) {
-	b := testBook()
-	u := Usage{MeterCPU: Count(3e9), MeterNetOut: Count(1 << 30), MeterNetIn: Count(5), MeterStarts: Count(0)}
-	r, err := b.Rerate(u)
-	if err != nil || r.Book != "2026-11" || r.Currency != "EUR" || len(r.Lines) != 2 || r.Total != 33_000+50_000_000 || !slices.Equal(r.Unpriced, []Meter{MeterNetIn}) {
-		t.Errorf("report %+v, %v", r, err)
-	}
-	dear := testBook()
-	dear.Version = "dear"
-	dear.Prices[MeterCPU] = price("1", 0, "cpu-second")
-	other, err := dear.Rerate(u)
-	if err != nil || other.Total != 3*Unit+50_000_000 || other.Lines[0].Amount != 3*Unit {
-		t.Errorf("with another book: %+v, %v", other, err)
-	}
-	if _, err := r.Add(other); sandbox.CodeOf(err) != "books_differ" {
-		t.Errorf("reports of two books added: %v", err)
-	}
-	more, err := b.Rerate(Usage{MeterCPU: Count(90_909), "model.tokens": Count(10), MeterPaused: Count(1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if both, err := r.Add(Report{Book: r.Book, Currency: r.Currency, Unpriced: []Meter{MeterNetIn, "gpu"}}); err != nil || !slices.Equal(both.Unpriced, []Meter{"gpu", MeterNetIn}) {
-		t.Errorf("without a price in either: %+v, %v", both, err)
-	}
-	sum, err := r.Add(more)
-	if err != nil || sum.Total != r.Total+more.Total || len(sum.Lines) != 4 || sum.Lines[0].Quantity != Count(3_000_090_909) || sum.Lines[0].Amount != 33_000 {
-		t.Errorf("sum %+v, %v", sum, err)
-	}
-	var total Nano
-	for _, l := range sum.Lines {
-		total += l.Amount
-	}
-	if total != sum.Total {
-		t.Errorf("the lines come to %d, the total is %d", total, sum.Total)
-	}
-	text, err := json.Marshal(r.Lines[0])
-	if want := `{"meter":"cpu","quantity":"3000000000","price":{"price":"0.000011","unit":"cpu-second"},"amount":"0.000033"}`; err != nil || string(text) != want {
-		t.Errorf("as JSON: %s, %v; want %s", text, err, want)
-	}
-	if _, err := b.Rerate(Usage{MeterCPU: MaxQuantity}); sandbox.CodeOf(err) != "amount_too_large" {
-		t.Errorf("too much: %v", err)
 	}
 }
 

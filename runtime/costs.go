@@ -25,14 +25,20 @@ func (m *Manager) openPrices(ctx context.Context) error {
 	if m.prices, err = cost.Reopen(m.cfg.Prices, kept); err != nil {
 		return err
 	}
-	return m.noteBook(ctx)
+	return m.noteBooks(ctx)
 }
 
-// noteBook keeps the price book in force: from now on charges are made with it.
-func (m *Manager) noteBook(ctx context.Context) error {
+// noteBooks keeps the price books that have begun: charges are made with them
+// from now on.
+func (m *Manager) noteBooks(ctx context.Context) error {
 	now := time.Now()
-	if b, ok := m.prices.At(now); ok {
-		return m.state.NoteBook(ctx, b, now)
+	for _, b := range m.prices.Books() {
+		if b.From.After(now) {
+			break
+		}
+		if err := m.state.NoteBook(ctx, b, now); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -324,7 +324,7 @@ func (m *Manager) keepLedger() {
 		case <-round.C:
 			err = m.meterRound(m.life, m.living(), false)
 		case <-roll.C:
-			err = errors.Join(m.rollUp(m.life), m.noteBook(m.life))
+			err = errors.Join(m.rollUp(m.life), m.noteBooks(m.life))
 		}
 		if err != nil && m.life.Err() == nil {
 			m.log.Error("keep the ledger of usage: tried again soon", "err", err)

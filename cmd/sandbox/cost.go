@@ -285,7 +285,6 @@ func percent(bp *int64) string {
 
 // statementChart draws the cost of each line as a bar.
 func statementChart(w io.Writer, s cost.Statement) error {
-	const width = 40
 	lines := slices.Clone(s.Lines)
 	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return cmp.Compare(b.Cost, a.Cost) })
 	var most cost.Nano
@@ -294,18 +293,20 @@ func statementChart(w io.Writer, s cost.Statement) error {
 	}
 	return columns(w, "KEY\tCOST\t", func(row func(string, ...any)) {
 		for _, l := range lines {
-			row("%s\t%s\t%s", dash(plain(l.Key)), l.Cost, strings.Repeat("=", share(l.Cost, most, width)))
+			row("%s\t%s\t%s", dash(plain(l.Key)), l.Cost, strings.Repeat("=", share(l.Cost, most)))
 		}
 		row("%s\t%s\t", strings.TrimSpace("total "+s.Currency), s.Total.Cost)
 	})
 }
 
-// share returns how much of size n is where most is all of it; something is
-// never nothing.
-func share(n, most cost.Nano, size int) int {
+// chartWidth is the length of the longest bar.
+const chartWidth = 40
+
+// share returns the length of the bar of n where most has the longest;
+// something is never nothing.
+func share(n, most cost.Nano) int {
 	if n <= 0 || most <= 0 {
 		return 0
 	}
-	step := most/cost.Nano(size) + 1
-	return min(size, int(n/step)+1)
+	return min(chartWidth, int(n/(most/chartWidth+1))+1)
 }

@@ -19,6 +19,14 @@ default_limits:
   disk: 512m
 default_ttl: 2h
 bind_roots: [/srv/data, /srv/sandboxd]
+cost:
+  books:
+    - version: "2026-11"
+      currency: EUR
+      from: 2026-11-01T00:00:00Z
+      prices:
+        cpu: {price: 0.000011, unit: cpu-second}
+        model.tokens: {price: "0.15", per: 1000000, unit: token}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -30,12 +38,18 @@ bind_roots: [/srv/data, /srv/sandboxd]
 		c.Network.Pool.String() != "10.9.0.0/24" || len(c.Network.Resolvers) != 1 || time.Duration(c.TTL) != 2*time.Hour || c.Slots != 10 || len(c.BindRoots) != 2 {
 		t.Errorf("parsed %+v", c)
 	}
+	if b := c.Cost.Books; len(b) != 1 || b[0].Prices["cpu"].Price != 11_000 || b[0].Prices["model.tokens"].Per != 1_000_000 {
+		t.Errorf("parsed %+v", b)
+	}
 }
 
 func TestConfigRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"unknown key":        "sate_dir: /x",
 		"unknown nested key": "network: {poool: 10.0.0.0/16}",
+		"book at noon":       "cost: {books: [{version: a, currency: EUR, from: 2026-11-01T12:00:00Z, prices: {cpu: {price: 1, unit: cpu-second}}}]}",
+		"price as a word":    "cost: {books: [{version: a, currency: EUR, from: 2026-11-01T00:00:00Z, prices: {cpu: {price: much, unit: cpu-second}}}]}",
+		"unit of another":    "cost: {books: [{version: a, currency: EUR, from: 2026-11-01T00:00:00Z, prices: {cpu: {price: 1, unit: gib}}}]}",
 		"not yaml":           "{",
 		"relative dir":       "state_dir: x",
 		"unknown cgroup":     "cgroup: maybe",
