@@ -23,8 +23,8 @@ func TestBooksAsDocumented(t *testing.T) {
 	}
 	_, rest, ok := strings.Cut(string(doc), "```yaml\n")
 	text, _, closed := strings.Cut(rest, "```")
-	text, ok = strings.CutPrefix(text, "cost:\n") // the rest of it is indented, and whole without
-	if !ok || !closed {
+	text, below := strings.CutPrefix(text, "cost:\n") // the rest of it is indented, and whole without
+	if !ok || !closed || !below {
 		t.Fatal("docs/COST.md has no example of books")
 	}
 	books, err := readBooks(text)

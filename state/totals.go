@@ -38,6 +38,8 @@ func (d *DB) Totals(ctx context.Context, q TotalsQuery) ([]Totals, error) {
 	if err != nil {
 		return nil, err
 	}
+	// With a context that can end, the driver spends a goroutine on each row.
+	ctx = context.WithoutCancel(ctx)
 	t, err := d.reader.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
 		return nil, translate(err)
