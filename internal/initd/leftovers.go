@@ -17,7 +17,7 @@ const (
 	mqueueDir = "/dev/mqueue"
 	ptsDir    = "/dev/pts"
 	ptmxNode  = "/dev/pts/ptmx"
-	// As the launcher mounted it.
+	// As sharedMounts has it.
 	shmFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	shmData  = "mode=1777,size=64m"
 )

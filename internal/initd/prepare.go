@@ -30,6 +30,8 @@ const threadSignal = syscall.Signal(33)
 //
 // Not being dumpable keeps same-user workloads from tracing PID 1 and the
 // child it forks, which shares PID 1's memory until it has called execve.
+//
+// It mounts what stands on /dev, see sharedMounts.
 func Prepare() error {
 	for s := syscall.Signal(1); s < 65; s++ {
 		switch s {
@@ -48,5 +50,5 @@ func Prepare() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making PID 1 untraceable: %w", err)
 	}
-	return nil
+	return mountShared()
 }

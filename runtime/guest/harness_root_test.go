@@ -82,16 +82,7 @@ func stage(binary string) error {
 		},
 		func() error { return unix.Mount("sysfs", "sys", "sysfs", unix.MS_RDONLY, "") },
 		func() error { return unix.Mount("dev", "dev", "tmpfs", unix.MS_NOSUID, "mode=755") },
-		func() error { return mkdirs("dev/pts", "dev/shm", "dev/mqueue") },
-		func() error {
-			return unix.Mount("shm", "dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=64m")
-		},
-		func() error {
-			return unix.Mount("mqueue", "dev/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-		},
-		func() error {
-			return unix.Mount("devpts", "dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-		},
+		func() error { return mkdirs("dev/pts", "dev/shm", "dev/mqueue") }, // PID 1 mounts on them
 		func() error { return bindDevices("null", "zero", "full", "random", "urandom", "tty") },
 		func() error { return os.Symlink("pts/ptmx", "dev/ptmx") },
 		func() error { return bindFile(binary, "sandbox-init") },

@@ -36,19 +36,15 @@ const oomScoreAdj = 500
 // rules hold: what is not of this user namespace belongs to an unmapped id.
 //
 // There is no seccomp here: libcontainer would compile a filter on every
-// start. PID 1's exec thread installs the compiled one.
-func shellConfig(sk skeleton, spec ShellSpec, mqueue bool) *configs.Config {
+// start. PID 1's exec thread installs the compiled one. Nor are there mounts on
+// /dev: PID 1 makes them itself, at a fraction of the price.
+func shellConfig(sk skeleton, spec ShellSpec) *configs.Config {
 	ids := []configs.IDMap{{ContainerID: 0, HostID: int64(spec.UIDBase), Size: idRange}}
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	mounts := []*configs.Mount{
 		{Source: "proc", Destination: "/proc", Device: "proc", Flags: quiet},
 		{Source: "sysfs", Destination: "/sys", Device: "sysfs", Flags: quiet | unix.MS_RDONLY},
 		{Source: sk.dev(), Destination: "/dev", Device: "bind", Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NOEXEC},
-		{Source: "devpts", Destination: "/dev/pts", Device: "devpts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: "newinstance,ptmxmode=0666,mode=0620,gid=5"},
-		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: quiet, Data: "mode=1777,size=64m"},
-	}
-	if mqueue {
-		mounts = append(mounts, &configs.Mount{Source: "mqueue", Destination: "/dev/mqueue", Device: "mqueue", Flags: quiet})
 	}
 	return &configs.Config{
 		Rootfs:     sk.root(),

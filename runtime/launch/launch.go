@@ -34,7 +34,6 @@ type Launcher struct {
 	dir      string // run directory
 	env      []string
 	skeleton skeleton
-	mqueue   bool
 	maxFiles uint64
 }
 
@@ -76,7 +75,6 @@ func New(cfg Config) (*Launcher, error) {
 	}
 	// Without CAP_SYS_RESOURCE on the host the hard limit is the ceiling.
 	l.maxFiles = min(max(lim.Max, 1024), 1<<20)
-	l.mqueue = hasFilesystem("mqueue")
 	// libcontainer hands this on to the stages, which are Go programs of one
 	// thread: they need not find out how many processors they may use.
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
@@ -168,7 +166,7 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	defer ln.Close()
 
 	spec.MaxOpenFiles = l.maxFiles
-	ctr, err := libcontainer.Create(l.stateRoot(), string(spec.ID), shellConfig(l.skeleton, spec, l.mqueue))
+	ctr, err := libcontainer.Create(l.stateRoot(), string(spec.ID), shellConfig(l.skeleton, spec))
 	if err != nil {
 		return nil, fmt.Errorf("prepare a shell for %s: %w", spec.ID, err)
 	}
@@ -372,10 +370,4 @@ func readStartTime(pid int) (uint64, error) {
 		return 0, fmt.Errorf("/proc/%d/stat: unexpected form", pid)
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
-}
-
-// hasFilesystem reports whether the kernel knows a filesystem type.
-func hasFilesystem(name string) bool {
-	b, err := os.ReadFile("/proc/filesystems")
-	return err == nil && slices.Contains(strings.Fields(string(b)), name)
 }

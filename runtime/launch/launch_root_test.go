@@ -136,7 +136,7 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	_, got["v2cgroup"], _ = strings.Cut(got["cgroup"], "0::")
 	for k, want := range map[string]string{
 		"pid": "1", "uid": "0", "uidmap": "0 536870912 65536", "hostname": string(id), "v2cgroup": "/",
-		"null": "<nil>", "pty": "<nil>", "userns": "<nil>", "links": "1",
+		"null": "<nil>", "pts": "<nil>", "pty": "<nil>", "userns": "<nil>", "links": "1",
 	} {
 		if got[k] != want {
 			t.Errorf("%s = %q, want %q", k, got[k], want)

@@ -1,0 +1,35 @@
+package initd
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// sharedMounts are the filesystems that PID 1 mounts itself before it listens,
+// on the /dev its launcher made: one system call each, where the launcher's
+// library needs some seventy. They go along from root to root.
+var sharedMounts = []struct {
+	source, path, fstype string
+	flags                uintptr
+	data                 string
+	optional             bool // kernels can be built without it
+}{
+	{"devpts", ptsDir, "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5", false},
+	{"shm", shmDir, "tmpfs", shmFlags, shmData, false},
+	{"mqueue", mqueueDir, "mqueue", shmFlags, "", true},
+}
+
+func mountShared() error {
+	for _, m := range sharedMounts {
+		err := unix.Mount(m.source, m.path, m.fstype, m.flags, m.data)
+		if m.optional && errors.Is(err, unix.ENODEV) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("mounting %s: %w", m.path, err)
+		}
+	}
+	return nil
+}
