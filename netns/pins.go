@@ -194,9 +194,9 @@ func (t tablePlan) pinnable(l linkPlan, addr netip.Addr) bool {
 // that their present rules still match.
 func (h *Host) pinAgain(c *change) {
 	now := time.Now()
-	for _, l := range h.links() {
-		book := h.pins[l.id]
-		if book == nil || !slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return s.name == l.own("pins") }) {
+	for id, book := range h.pins { // of few sandboxes: plans are long
+		l, ok := h.lookup(id)
+		if !ok || !slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return s.name == l.own("pins") }) {
 			continue
 		}
 		p, past := pinChange{set: l.pinSet()}, pinChange{set: l.pastSet()}
