@@ -80,42 +80,41 @@ func twentyRules(n int) sandbox.NetworkPolicy {
 	return p
 }
 
-// BenchmarkAttachWithRules tells what a policy of twenty rules costs at
-// creation, where so many other sandboxes have as many.
-func BenchmarkAttachWithRules(b *testing.B) {
-	for _, crowd := range []int{0, 200, 1000} {
-		for _, rules := range []bool{false, true} {
-			b.Run(fmt.Sprintf("crowd=%d/rules=%v", crowd, rules), func(b *testing.B) {
-				newWorld(b)
-				h := openHost(b, Config{})
-				for i := range crowd { // no links: the table is what matters
-					l, err := h.planLink(Attachment{ID: sandbox.NewID(), Slot: 2000 + i, Policy: twentyRules(i)})
+// BenchmarkTableWithRules tells what a policy of twenty rules costs in the
+// table, in turns with others, where so many other sandboxes have as many.
+func BenchmarkTableWithRules(b *testing.B) {
+	policies := []sandbox.NetworkPolicy{{Mode: sandbox.NetworkOff}, {Mode: sandbox.NetworkOpen}, twentyRules(1)}
+	names := []string{"off", "open", "rules"}
+	for _, crowd := range []int{0, 1000} {
+		b.Run(fmt.Sprintf("crowd=%d", crowd), func(b *testing.B) {
+			newWorld(b)
+			h := openHost(b, Config{})
+			for i := range crowd { // no links: the table is what matters
+				l, err := h.planLink(Attachment{ID: sandbox.NewID(), Slot: 2000 + i, Policy: twentyRules(i)})
+				must(b, err)
+				must(b, h.enforce(l))
+			}
+			made, removed := make([][]time.Duration, len(names)), make([][]time.Duration, len(names))
+			for i := 0; b.Loop(); i++ {
+				for j, policy := range policies {
+					id, slot := sandbox.NewID(), (3*i+j)%1000
+					l, err := h.planLink(Attachment{ID: id, Slot: slot, Policy: policy})
 					must(b, err)
-					must(b, h.enforce(l))
-				}
-				policy := sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen}
-				if rules {
-					policy = twentyRules(1)
-				}
-				var attached, detached []time.Duration
-				for i := 0; b.Loop(); i++ {
-					x := newBox(b, i%1000, sandbox.NetworkOpen)
-					x.Policy = policy
 					start := time.Now()
-					must(b, h.Attach(b.Context(), x.Attachment))
-					attached = append(attached, time.Since(start))
-					x.kill()
+					must(b, h.enforce(l))
+					made[j] = append(made[j], time.Since(start))
 					start = time.Now()
-					must(b, h.Detach(b.Context(), x.ID, x.Slot))
-					detached = append(detached, time.Since(start))
+					must(b, h.Detach(b.Context(), id, slot))
+					removed[j] = append(removed[j], time.Since(start))
 				}
-				for name, d := range map[string][]time.Duration{"attach": attached, "detach": detached} {
-					slices.Sort(d)
-					b.ReportMetric(float64(d[0].Microseconds()), "us-least-"+name)
-					b.ReportMetric(float64(d[len(d)/2].Microseconds()), "us-median-"+name)
-				}
-				b.ReportMetric(0, "ns/op")
-			})
-		}
+			}
+			for j, name := range names {
+				slices.Sort(made[j])
+				slices.Sort(removed[j])
+				b.ReportMetric(float64(made[j][len(made[j])/2].Microseconds()), "us-"+name)
+				b.ReportMetric(float64(removed[j][len(removed[j])/2].Microseconds()), "us-"+name+"-removed")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
 	}
 }

@@ -73,20 +73,24 @@
 //
 // # Rules
 //
-// One table, changed in-process, what packets meet in one transaction. What can be a set
-// element is one, so a packet's way does not grow with the number of sandboxes;
-// chains and sets of its own has only a link with lists or limits, and they are
-// reached by a map with the link's name. Rules match links by the beginning of
-// their name: a link without any element is denied everything, so there is no
-// unguarded moment. Counters are IP packets and bytes and belong to elements,
-// which outlive the link and the daemon.
+// One table, changed in-process, each time in one transaction. What can be a set
+// element is one, so that neither a packet's way nor a new sandbox's grows with
+// the number of sandboxes. A chain of its own has only a link with limits,
+// limit-LINK-GENERATION, which is reached by a map with the link's name. Rules
+// match links by the beginning of their name: a link without any element is
+// denied everything, so there is no unguarded moment. Counters are IP packets
+// and bytes and belong to elements, which outlive the link and the daemon.
 //
-// A link's own chains and sets are named after it and its policy's generation,
-// so that those of a new policy stand ready before a packet is sent to them:
-// deny-LINK-GENERATION looks the flow's destination up in the intervals denied-…;
-// allow-… in allowed-…, in pins-… and, of connections that exist, in past-…,
-// where a change of policy puts the addresses that names had before; limit-…
-// has the limits of packets, new flows and flows.
+// Lists of addresses and ports are on 128 shelves, which the links share: sets
+// and chains of each link's own would make a new sandbox wait for the kernel to
+// walk through all others', and one set for all would be copied at each change.
+// Keys there begin with the link and the mark of its policy, so that lists come
+// into force with the mark. On a shelf are two sets of intervals, as the ends of
+// an interval can differ in the last field only: in places-… an address of a
+// list has its place, which stands for all with the same ports, and ports-… has
+// the ports of each place. To nft the keys of intervals are numbers. What names
+// have is looked up in pins and, of connections that exist, in past, where a
+// change of policy puts the addresses that names had before.
 //
 // The first packet of a flow let out, and what is refused, go to the kernel's
 // packet log as far as the link's allowance reaches; the daemon reads it and
@@ -104,7 +108,7 @@
 // table drops. If someone empties the whole ruleset, sandboxes are unguarded
 // until the table is made again, at the next change or within two seconds.
 //
-// This is the table, without elements:
+// This is the table, without elements, and with one shelf of all:
 //
 //	table inet sandboxd {
 //	  set sources { type ifname . ipv4_addr }
@@ -119,10 +123,6 @@
 //	    # the mark of each link's policy
 //	  set granted { type ifname . mark }
 //	    # links with the mark of flows that their present policy granted
-//	  map denied { type ifname : verdict }
-//	    # links with a deny list
-//	  map allowed { type ifname : verdict }
-//	    # links with an allow list
 //	  map limited { type ifname : verdict }
 //	    # links with limits of their own
 //	  map groups { type ifname : mark }
@@ -163,6 +163,22 @@
 //	    # what links may still tell of packets refused
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
+//	  map shelves { type ifname : mark }
+//	    # links with lists, and where those are
+//	  map classes { type integer : inet_service; flags interval }
+//	    # ranges of ports that names are allowed on: link, policy, protocol, port
+//	  set pins { type ifname . mark . inet_proto . inet_service . ipv4_addr; flags timeout }
+//	    # what allowed names have now
+//	  set past { type ifname . mark . inet_proto . inet_service . ipv4_addr; flags timeout }
+//	    # what they had before a change of policy, for connections that exist
+//	  map places-00 { type integer : mark; flags interval }
+//	    # places of addresses: link, policy, list, address
+//	  set ports-00 { type integer; flags interval }
+//	    # what lists mean there: link, policy, place, protocol, port
+//	  map shelves_out { type mark : verdict }
+//	    # the lists on each shelf, for what a sandbox sends
+//	  map shelves_in { type mark : verdict }
+//	    # the same for what it receives
 //	  chain unasked { # to a sandbox that did not ask
 //	    oifname != @dropped drop
 //	    add @told_refused { oifname timeout 1m limit rate 20/second burst 100 packets } log group 23474 snaplen 128
@@ -183,6 +199,14 @@
 //	    iifname @dropped reject with icmpx type admin-prohibited
 //	    drop
 //	  }
+//	  chain sends-00 { # what a list means, or whatever follows
+//	    (iifname . iifname map @generations . 1 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto prohibited
+//	    (iifname . iifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 accept
+//	  }
+//	  chain receives-00 { # what a list means, or whatever follows
+//	    (oifname . oifname map @generations . 1 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto prohibited
+//	    (oifname . oifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 accept
+//	  }
 //	  chain outbound { # sandbox to anywhere but the host
 //	    oifname "vsb*" goto between
 //	    ct state established,new iifname . ct mark @granted accept
@@ -190,8 +214,15 @@
 //	    ct original ip daddr @closed goto prohibited
 //	    ct protocol . ct original proto-dst @names goto prohibited
 //	    iifname @gated ct protocol . ct original proto-dst @web goto prohibited
-//	    iifname vmap @denied
-//	    iifname vmap @allowed
+//	    iifname map @shelves vmap @shelves_out
+//	    iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins accept
+//	    iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @pins accept
+//	    iifname . iifname map @generations . 0 . 0 . ct original ip daddr @pins accept
+//	    iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins accept
+//	    ct state established iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past accept
+//	    ct state established iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @past accept
+//	    ct state established iifname . iifname map @generations . 0 . 0 . ct original ip daddr @past accept
+//	    ct state established iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past accept
 //	    iifname != @open goto prohibited
 //	    ct original ip daddr @private goto prohibited
 //	    accept
@@ -201,8 +232,8 @@
 //	    goto prohibited
 //	  }
 //	  chain fellows { # within a group, what who began it does not deny itself
-//	    ct direction original iifname vmap @denied
-//	    ct direction reply oifname vmap @denied
+//	    ct direction original iifname map @shelves vmap @shelves_out
+//	    ct direction reply oifname map @shelves vmap @shelves_in
 //	    accept
 //	  }
 //	  chain inbound { # anywhere but the host to a sandbox: answers only
@@ -216,8 +247,15 @@
 //	    ct original ip daddr @closed goto prohibited
 //	    ct protocol . ct original proto-dst @names goto prohibited
 //	    oifname @gated ct protocol . ct original proto-dst @web goto prohibited
-//	    oifname vmap @denied
-//	    oifname vmap @allowed
+//	    oifname map @shelves vmap @shelves_in
+//	    oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins accept
+//	    oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @pins accept
+//	    oifname . oifname map @generations . 0 . 0 . ct original ip daddr @pins accept
+//	    oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins accept
+//	    ct state established oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past accept
+//	    ct state established oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @past accept
+//	    ct state established oifname . oifname map @generations . 0 . 0 . ct original ip daddr @past accept
+//	    ct state established oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past accept
 //	    oifname != @open goto prohibited
 //	    ct original ip daddr @private goto prohibited
 //	    accept

@@ -367,13 +367,13 @@ func (h *Host) mend() error {
 	if err := h.table.install(); err != nil {
 		return err
 	}
-	have, err := h.table.read()
+	have, err := h.table.read(true)
 	if err != nil {
 		return err
 	}
 	h.keepCounters(have)
 	h.mu.Lock()
-	all := planRecovery(slices.Collect(maps.Values(h.known)), have)
+	all := planRecovery(slices.Collect(maps.Values(h.known)), have, linkPlan.held)
 	var c change
 	for name := range h.uplinks {
 		c.add = append(c.add, element{set: setUplinks, key: string(linkKey(name))})
@@ -421,7 +421,7 @@ func (h *Host) clear(id sandbox.ID, slot int) (netip.Addr, error) {
 	}
 	from := l.held()
 	if !ok && h.strangers[l.name] { // of an earlier daemon, and Recover has not seen to it
-		have, err := h.table.read()
+		have, err := h.table.read(true)
 		if err != nil {
 			return l.addr, err
 		}
@@ -432,6 +432,7 @@ func (h *Host) clear(id sandbox.ID, slot int) (netip.Addr, error) {
 	}
 	var c change
 	c.diff(from, held{}, nil)
+	h.pinAgain(&c)
 	h.forget(id)
 	h.forgetCounters(id)
 	delete(h.pins, id)

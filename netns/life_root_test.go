@@ -490,6 +490,10 @@ func TestChangedTableIsMended(t *testing.T) {
 	h := openHost(t, Config{})
 	a := policyBox(t, h, 134, opened(internetAddr))
 	b := policyBox(t, h, 138, allowing(publicAddr))
+	shelfOf := func(b *box) int {
+		l, _ := h.lookup(b.ID)
+		return l.shelf()
+	}
 	guarded := func() {
 		t.Helper()
 		eventually(t, "the denied range denied", func() bool {
@@ -506,8 +510,9 @@ func TestChangedTableIsMended(t *testing.T) {
 	guarded()
 	for _, change := range []string{
 		"flush table inet " + tableName,
-		"flush chain inet " + tableName + " " + ownOf(t, h, a.ID, "deny"),
-		"delete element inet " + tableName + " denied { \"" + linkName(a.ID) + "\" }",
+		"flush set inet " + tableName + " " + portsOn(shelfOf(a)),
+		"flush map inet " + tableName + " " + placesOn(shelfOf(b)),
+		"delete element inet " + tableName + " " + setShelves + " { \"" + linkName(a.ID) + "\" }",
 		"add element inet " + tableName + " open { \"" + linkName(b.ID) + "\" }",
 	} {
 		if out, err := exec.Command("nft", change).CombinedOutput(); err != nil {

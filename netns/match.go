@@ -9,8 +9,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // part is a piece of a rule: a match, a load or a verdict.
@@ -41,6 +39,8 @@ const (
 	regWord2 = unix.NFT_REG32_02
 	regWord4 = unix.NFT_REG32_04
 	regWord5 = unix.NFT_REG32_05
+	regWord6 = unix.NFT_REG32_06
+	regWord7 = unix.NFT_REG32_07
 )
 
 // Bits of ct state as nf_tables loads it (NF_CT_STATE_BIT and friends).
@@ -94,11 +94,6 @@ var (
 	// table, and fills four: what is concatenated comes after it.)
 	toward = part{"ct original ip daddr", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: reg1},
-	}}
-	towardPort = part{"ct original ip daddr . ct protocol . ct original proto-dst", []expr.Any{
-		&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord0},
-		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord1},
-		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord2},
 	}}
 	service = part{"ct protocol . ct original proto-dst", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord0},
@@ -241,31 +236,6 @@ func overRate(n uint64, burst uint32) part {
 // overCount matches new flows once the rule has seen n that live.
 func overCount(n uint32) part {
 	return part{fmt.Sprintf("ct count over %d", n), []expr.Any{&expr.Connlimit{Count: n, Flags: expr.NFT_CONNLIMIT_F_INV}}}
-}
-
-// pinKey loads the destination of a flow as the key of a pin that is not of a
-// single port; see pinKeys.
-func pinKey(proto *byte, number uint16) part {
-	exprs := []expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord0}}
-	word := "ct protocol"
-	if proto == nil {
-		exprs = append(exprs, &expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord1})
-	} else {
-		word = fmt.Sprint(*proto)
-		exprs = append(exprs, &expr.Immediate{Register: regWord1, Data: []byte{*proto, 0, 0, 0}})
-	}
-	exprs = append(exprs, &expr.Immediate{Register: regWord2, Data: []byte{byte(number >> 8), byte(number), 0, 0}})
-	return part{fmt.Sprintf("ct original ip daddr . %s . %d", word, number), exprs}
-}
-
-// ports matches flows of one protocol to a range of ports.
-func ports(proto byte, r sandbox.PortRange) part {
-	return part{fmt.Sprintf("ct protocol %d ct original proto-dst %d-%d", proto, r.First, r.Last), []expr.Any{
-		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}},
-		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: reg1},
-		&expr.Range{Op: expr.CmpOpEq, Register: reg1, FromData: binaryutil.BigEndian.PutUint16(r.First), ToData: binaryutil.BigEndian.PutUint16(r.Last)},
-	}}
 }
 
 // overFlows matches once the link has more than n tracked connections.

@@ -1,12 +1,14 @@
 package netns
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink/nl"
@@ -18,14 +20,15 @@ import (
 
 const (
 	// chunk bounds the elements of one message: an attribute holds 64 KiB, and
-	// a pin with its name takes some 330 bytes.
+	// a pin with its name takes some 350 bytes. It is even, so that the ends of
+	// an interval stay together.
 	chunk = 160
-	// bulk bounds the chains and sets of one transaction, where there may be
-	// those of many links.
+	// bulk bounds the chains and sets of one transaction, and its messages with
+	// elements, where there may be those of many links.
 	bulk = 64
-	// What a transaction of that size may need on its way to the kernel, and
-	// its receipts on their way back.
-	sendBuffer, receiveBuffer = 4 << 20, 4 << 20
+	// What a transaction may need on its way to the kernel, and its receipts on
+	// their way back: the longest lists in the place of others as long.
+	sendBuffer, receiveBuffer = 16 << 20, 4 << 20
 )
 
 // wideBuffers is an option of the connection to the kernel.
@@ -102,8 +105,11 @@ func (s setPlan) kernel() *nftables.Set {
 // same reports whether the kernel's set can go on serving as s. (Of a map of
 // verdicts the library reads no key type.)
 func (s setPlan) same(k *nftables.Set) bool {
-	if s.isMap() != k.IsMap || s.interval != k.Interval || s.dynamic != k.Dynamic {
+	if s.isMap() != k.IsMap || s.interval != k.Interval || s.dynamic != k.Dynamic || s.timeout != k.HasTimeout {
 		return false
+	}
+	if s.list {
+		return s.value.Bytes == k.DataType.Bytes // nor of a list
 	}
 	return s.value.Name == nftables.TypeVerdict.Name || s.key.Bytes == k.KeyType.Bytes && s.value.Bytes == k.DataType.Bytes
 }
@@ -121,31 +127,57 @@ func (t *table) install() error {
 	}
 	tbl := t.conn.AddTable(kernelTable())
 	t.clear(tbl, oldChains)
-	kept := map[string]bool{}
+	kept := t.keep(oldSets)
 	for _, k := range oldSets {
-		if _, owned := ownedBy(k.Name); owned {
-			continue
+		if _, owned := ownedBy(k.Name); !owned && !kept[k.Name] {
+			t.conn.DelSet(k)
 		}
-		i := slices.IndexFunc(t.plan.sets, func(s setPlan) bool { return s.name == k.Name })
-		if i >= 0 && t.plan.sets[i].lasting && t.plan.sets[i].same(k) {
-			kept[k.Name] = true
-			continue
-		}
-		t.conn.DelSet(k)
 	}
 	for _, s := range t.plan.sets {
 		if kept[s.name] {
 			continue
 		}
-		if err := t.conn.AddSet(s.kernel(), slices.Concat(s.elements, t.services[s.name])); err != nil {
+		elements := s.elements
+		if s.lead { // to chains that come later
+			elements = nil
+		}
+		if err := t.conn.AddSet(s.kernel(), slices.Concat(elements, t.services[s.name])); err != nil {
 			return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
 		}
 	}
 	t.addChains(t.plan.chains)
+	for _, s := range t.plan.sets {
+		if s.lead {
+			if err := t.conn.SetAddElements(s.kernel(), s.elements); err != nil {
+				return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
+			}
+		}
+	}
 	if err := t.commit(); err != nil {
 		return fmt.Errorf("installing nf_tables table inet %s: %w", tableName, err)
 	}
 	return nil
+}
+
+// keep names the sets whose elements go on. Where lists are missing, of links
+// that had some, nothing of policies is kept but what they granted: until it is
+// made again, new flows are refused.
+func (t *table) keep(old []*nftables.Set) map[string]bool {
+	kept := map[string]bool{}
+	for _, k := range old {
+		i := slices.IndexFunc(t.plan.sets, func(s setPlan) bool { return s.name == k.Name })
+		if i >= 0 && t.plan.sets[i].lasting && t.plan.sets[i].same(k) {
+			kept[k.Name] = true
+		}
+	}
+	for _, s := range t.plan.sets {
+		if (s.list || s.pins) && !kept[s.name] {
+			for _, name := range []string{setOpen, setGroups, setGenerations} {
+				delete(kept, name)
+			}
+		}
+	}
+	return kept
 }
 
 // clear empties the chains that were there, and deletes those with a hook,
@@ -291,31 +323,33 @@ func (c chainPlan) kernel(tbl *nftables.Table) *nftables.Chain {
 	return out
 }
 
-// apply makes a change in one transaction, or a second after one that nobody
-// notices. Adding what is there and removing
+// apply makes a change in one transaction. Adding what is there and removing
 // what is not there both succeed for elements: nf_tables refuses to delete a
 // missing element, so each removal is preceded by an addition (which leaves an
-// element that exists, and its counter, untouched).
+// element that exists, and its counter, untouched). Not so for lists, which
+// only we change.
 func (t *table) apply(c change) error {
 	if c.empty() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, step := range c.steps() {
-		if err := t.queue(step); err != nil { // cannot be: keys are of our own making
-			return errors.Join(err, t.reopen())
-		}
-		if err := t.commit(); err != nil {
-			return fmt.Errorf("changing table inet %s: %w", tableName, err)
-		}
+	if err := t.queue(c); err != nil { // cannot be: keys are of our own making
+		return errors.Join(err, t.reopen())
+	}
+	if err := t.commit(); err != nil {
+		return fmt.Errorf("changing table inet %s: %w", tableName, err)
 	}
 	return nil
 }
 
 func (t *table) queue(c change) error {
 	tbl := kernelTable()
-	err := t.elements(c.remove, func(s *nftables.Set, e []nftables.SetElement) error {
+	err := t.elements(c.remove, func(p setPlan, e []nftables.SetElement) error {
+		s := p.kernel()
+		if p.list {
+			return t.conn.SetDeleteElements(s, e)
+		}
 		return errors.Join(t.conn.SetAddElements(s, e), t.conn.SetDeleteElements(s, e))
 	})
 	for _, name := range c.dropChains {
@@ -326,11 +360,10 @@ func (t *table) queue(c change) error {
 	for _, name := range c.dropSets {
 		t.conn.DelSet(&nftables.Set{Table: tbl, Name: name})
 	}
-	for _, s := range c.makeSets {
-		err = errors.Join(err, t.makeSet(s))
-	}
 	t.addChains(c.makeChains)
-	err = errors.Join(err, t.elements(c.add, t.conn.SetAddElements))
+	err = errors.Join(err, t.elements(c.add, func(p setPlan, e []nftables.SetElement) error {
+		return t.conn.SetAddElements(p.kernel(), e)
+	}))
 	for _, p := range c.pins {
 		err = errors.Join(err, t.pin(p))
 	}
@@ -340,12 +373,19 @@ func (t *table) queue(c change) error {
 // pin queues a change of pins. A time-out can only be changed by making the
 // element anew, and one that is to go may just have gone.
 func (t *table) pin(p pinChange) error {
-	s := p.set.kernel()
+	s := t.plan.set(p.set).kernel()
+	kernel := func(all ...[]nftables.SetElement) []nftables.SetElement {
+		out := slices.Concat(all...)
+		for i := range out {
+			out[i].Key = pinKey(p.prefix, string(out[i].Key))
+		}
+		return out
+	}
 	var err error
-	for part := range slices.Chunk(slices.Concat(p.drop, p.again), chunk) {
+	for part := range slices.Chunk(kernel(p.drop, p.again), chunk) {
 		err = errors.Join(err, t.conn.SetAddElements(s, part), t.conn.SetDeleteElements(s, part))
 	}
-	for part := range slices.Chunk(slices.Concat(p.again, p.fresh), chunk) {
+	for part := range slices.Chunk(kernel(p.again, p.fresh), chunk) {
 		err = errors.Join(err, t.conn.SetAddElements(s, part))
 	}
 	return err
@@ -380,30 +420,22 @@ func (t *table) commit() error {
 	return err
 }
 
-func (t *table) makeSet(s setPlan) error {
-	k := s.kernel()
-	if err := t.conn.AddSet(k, nil); err != nil {
-		return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
-	}
-	for part := range slices.Chunk(s.elements, chunk) {
-		if err := t.conn.SetAddElements(k, part); err != nil {
-			return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
-		}
-	}
-	return nil
-}
-
 // elements does something with elements, set by set.
-func (t *table) elements(all []element, do func(*nftables.Set, []nftables.SetElement) error) error {
-	by := map[string][]nftables.SetElement{}
+func (t *table) elements(all []element, do func(setPlan, []nftables.SetElement) error) error {
+	by := map[string][]element{}
+	for _, e := range all {
+		by[e.set] = append(by[e.set], e)
+	}
 	for _, s := range t.plan.sets {
-		for _, e := range all {
-			if e.set == s.name {
-				by[s.name] = append(by[s.name], e.kernel(s))
-			}
+		if s.interval { // the kernel takes an interval's end after its beginning
+			slices.SortFunc(by[s.name], func(a, b element) int { return cmp.Or(cmp.Compare(a.key, b.key), endFirst(a, b)) })
 		}
-		for part := range slices.Chunk(by[s.name], chunk) {
-			if err := do(s.kernel(), part); err != nil {
+		for some := range slices.Chunk(by[s.name], chunk) {
+			part := make([]nftables.SetElement, len(some))
+			for i, e := range some {
+				part[i] = e.kernel(s)
+			}
+			if err := do(s, part); err != nil {
 				return fmt.Errorf("planning nf_tables set %s: %w", s.name, err)
 			}
 		}
@@ -421,11 +453,12 @@ func (t *table) applyAll(all []change) error {
 	return nil
 }
 
-// read returns all that the table holds of single links, by link.
-func (t *table) read() (map[string]held, error) {
+// read returns all that the table holds of single links, by link, but for
+// pins, and lists if not asked for.
+func (t *table) read(lists bool) (map[string]held, error) {
 	out := map[string]held{}
 	for _, s := range t.plan.sets {
-		if !s.lasting || s.name == setUplinks || s.name == setMembers {
+		if !s.lasting || s.pins || s.list && !lists || s.name == setUplinks || s.name == setMembers {
 			continue
 		}
 		elems, err := t.list(s.name)
@@ -433,7 +466,7 @@ func (t *table) read() (map[string]held, error) {
 			return nil, err
 		}
 		for _, k := range elems {
-			e := element{set: s.name, key: string(k.Key), value: string(k.Val)}
+			e := element{set: s.name, key: string(k.Key), value: string(k.Val), end: k.IntervalEnd}
 			if s.value.Name == nftables.TypeVerdict.Name {
 				e.value = verdictChain(k.Val)
 			}
@@ -508,6 +541,22 @@ func verdictChain(b []byte) string {
 	return unix.ByteSliceToString(chain)
 }
 
+// endFirst orders the end of an interval before the beginning of the next.
+func endFirst(a, b element) int {
+	switch {
+	case a.end == b.end:
+		return 0
+	case a.end:
+		return -1
+	}
+	return 1
+}
+
+// set returns a set's plan.
+func (t tablePlan) set(name string) setPlan {
+	return t.sets[slices.IndexFunc(t.sets, func(s setPlan) bool { return s.name == name })]
+}
+
 func (t *table) list(set string) ([]nftables.SetElement, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -534,6 +583,33 @@ const nftaSetElemExpr = unix.NFTA_SET_ELEM_EXPR
 
 // count reads one element's counter; false when there is no such element.
 func (t *table) count(set string, key []byte) (packets, bytes uint64, ok bool, err error) {
+	data, ok, err := t.element(set, key, nftaSetElemExpr, unix.NFTA_EXPR_DATA)
+	if err != nil || !ok {
+		return 0, 0, false, err
+	}
+	b, _ := attribute(data, unix.NFTA_COUNTER_BYTES)
+	p, _ := attribute(data, unix.NFTA_COUNTER_PACKETS)
+	if len(b) != 8 || len(p) != 8 {
+		return 0, 0, false, fmt.Errorf("reading a counter of set %s: the kernel's answer holds none", set)
+	}
+	return binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(b), true, nil
+}
+
+// expires reads how long an element will still be there; false when it is not.
+func (t *table) expires(set string, key []byte) (left time.Duration, ok bool, err error) {
+	ms, ok, err := t.element(set, key, unix.NFTA_SET_ELEM_EXPIRATION)
+	if err != nil || !ok {
+		return 0, false, err
+	}
+	if len(ms) != 8 {
+		return 0, false, fmt.Errorf("reading a time of set %s: the kernel's answer holds none", set)
+	}
+	return time.Duration(binary.BigEndian.Uint64(ms)) * time.Millisecond, true, nil
+}
+
+// element reads an attribute of one element; false when there is no such
+// element.
+func (t *table) element(set string, key []byte, path ...uint16) (value []byte, ok bool, err error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0)
 	req.Sockets = t.sock
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: unix.NFNETLINK_V0})
@@ -546,27 +622,18 @@ func (t *table) count(set string, key []byte) (packets, bytes uint64, ok bool, e
 	req.AddData(list)
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return 0, 0, false, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return 0, 0, false, fmt.Errorf("reading a counter of set %s: %w", set, err)
+		return nil, false, fmt.Errorf("reading an element of set %s: %w", set, err)
 	}
+	path = append([]uint16{unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM}, path...)
 	for _, m := range msgs {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		path := []uint16{
-			unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM, nftaSetElemExpr, unix.NFTA_EXPR_DATA,
-		}
-		if data, found := attribute(m[nl.SizeofNfgenmsg:], path...); found {
-			b, _ := attribute(data, unix.NFTA_COUNTER_BYTES)
-			p, _ := attribute(data, unix.NFTA_COUNTER_PACKETS)
-			if len(b) == 8 && len(p) == 8 {
-				return binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(b), true, nil
-			}
+		if value, ok := attribute(m[min(nl.SizeofNfgenmsg, len(m)):], path...); ok {
+			return value, true, nil
 		}
 	}
-	return 0, 0, false, fmt.Errorf("reading a counter of set %s: the kernel's answer holds none", set)
+	return nil, false, fmt.Errorf("reading an element of set %s: the kernel's answer does not hold what was asked for", set)
 }
 
 // attribute follows a path of nested netlink attributes.

@@ -15,9 +15,9 @@ import (
 )
 
 // A pin is an address that an allowed name had, for as long as the resolver
-// said. It is an element, with a time-out and the name as its comment, of a
-// set of the sandbox's own, so that the kernel forgets it by itself and the
-// next daemon finds it.
+// said. It is an element, with a time-out and the name as its comment, of the
+// set pins, so that the kernel forgets it by itself and the next daemon finds
+// it.
 
 const (
 	minPin   = 30 * time.Second // names that change all the time are still reached
@@ -31,15 +31,18 @@ const (
 
 // pinned is what a sandbox has pinned; Host.order guards it.
 type pinned struct {
+	id     sandbox.ID
 	names  map[string]map[netip.Addr]time.Time // until when; also what was, lately
 	known  int                                 // addresses of names
-	keys   map[string]time.Time                // of the kernel's set
+	keys   map[string]time.Time                // of the kernel's set, without what a link's begin with
+	past   []string                            // of the other one
+	prefix string                              // what they begin with there
 	pruned time.Time
 }
 
 // pinChange adds elements to a set of pins. Those of fresh are new to it.
 type pinChange struct {
-	set          setPlan
+	set, prefix  string
 	drop         []nftables.SetElement
 	fresh, again []nftables.SetElement
 }
@@ -66,12 +69,12 @@ func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []neti
 	}
 	book := h.pins[id]
 	if book == nil {
-		book = &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}}
+		book = newPinned(l)
 		h.pins[id] = book
 	}
 	now := time.Now()
 	until := now.Add(min(max(ttl, minPin), maxPin))
-	p := pinChange{set: l.pinSet()}
+	p := pinChange{set: setPins, prefix: l.prefix()}
 	for _, addr := range addrs {
 		addr = addr.Unmap()
 		if !h.table.plan.pinnable(l, addr) {
@@ -91,9 +94,15 @@ func (h *Host) Pin(ctx context.Context, id sandbox.ID, name string, addrs []neti
 	}
 	err := h.applyHealing(change{pins: []pinChange{p}})
 	if err != nil {
-		delete(h.pins, id) // what is in force is not known: the next one writes it again
+		for key := range book.keys { // what is in force is not known: the next one writes it again
+			book.keys[key] = time.Time{}
+		}
 	}
 	return err
+}
+
+func newPinned(l linkPlan) *pinned {
+	return &pinned{id: l.id, names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}, prefix: l.prefix()}
 }
 
 // put adds a pin unless one is there that lasts as long.
@@ -190,36 +199,79 @@ func (t tablePlan) pinnable(l linkPlan, addr netip.Addr) bool {
 	})
 }
 
-// pinAgain puts the pins of links into the sets that a change makes anew: all
-// that their present rules still match.
+// pinAgain takes away the pins of policies that a change ends, and makes those
+// of policies that it begins: all that their rules match.
 func (h *Host) pinAgain(c *change) {
-	now := time.Now()
-	for id, book := range h.pins { // of few sandboxes: plans are long
-		l, ok := h.lookup(id)
-		if !ok || !slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return s.name == l.own("pins") }) {
+	for _, e := range c.remove {
+		if book := h.bookOf(e); book != nil {
+			book.unpin(c)
+		}
+	}
+	for _, e := range c.add {
+		book := h.bookOf(e)
+		if book == nil {
 			continue
 		}
-		p, past := pinChange{set: l.pinSet()}, pinChange{set: l.pastSet()}
-		book.keys = map[string]time.Time{}
-		for _, name := range slices.SortedFunc(maps.Keys(book.names), cmp.Compare) {
-			for _, t := range l.tails(name) {
-				for addr, until := range book.names[name] {
-					if !h.table.plan.pinnable(l, addr) {
-						continue
-					}
-					if len(past.fresh) < 2*maxPins {
-						past.fresh = append(past.fresh, nftables.SetElement{Key: t.key(addr), Timeout: pastFor, Comment: name})
-					}
-					if until.After(now) && len(book.keys) < maxPins {
-						p.put(book, t.key(addr), name, until, now)
-					}
+		book.unpin(c) // or they would be taken for those in force
+		if l, ok := h.lookup(book.id); ok {
+			h.pinBook(c, l, book)
+		}
+	}
+}
+
+// bookOf returns the pins of the link whose policy's mark is an element.
+func (h *Host) bookOf(e element) *pinned {
+	link, ok := linkOfMark(e)
+	if !ok {
+		return nil
+	}
+	id, _ := linkID(link)
+	return h.pins[id]
+}
+
+// unpin adds to a change what takes all pins out of the kernel.
+func (b *pinned) unpin(c *change) {
+	pins, past := pinChange{set: setPins, prefix: b.prefix}, pinChange{set: setPast, prefix: b.prefix}
+	for key := range b.keys {
+		pins.drop = append(pins.drop, nftables.SetElement{Key: []byte(key)})
+	}
+	for _, key := range b.past {
+		past.drop = append(past.drop, nftables.SetElement{Key: []byte(key)})
+	}
+	for _, p := range []pinChange{pins, past} {
+		if len(p.drop) > 0 {
+			c.pins = append(c.pins, p)
+		}
+	}
+	b.keys, b.past = map[string]time.Time{}, nil
+}
+
+// pinBook adds to a change the pins that a policy has from the start.
+func (h *Host) pinBook(c *change, l linkPlan, book *pinned) {
+	now := time.Now()
+	book.prefix = l.prefix()
+	p, past := pinChange{set: setPins, prefix: book.prefix}, pinChange{set: setPast, prefix: book.prefix}
+	for _, name := range slices.SortedFunc(maps.Keys(book.names), cmp.Compare) {
+		for _, t := range l.tails(name) {
+			for addr, until := range book.names[name] {
+				if !h.table.plan.pinnable(l, addr) {
+					continue
+				}
+				if len(past.fresh) < 2*maxPins {
+					past.fresh = append(past.fresh, nftables.SetElement{Key: t.key(addr), Timeout: pastFor, Comment: name})
+				}
+				if until.After(now) && len(book.keys) < maxPins {
+					p.put(book, t.key(addr), name, until, now)
 				}
 			}
 		}
-		p.fresh, p.again = uniqueKeys(append(p.fresh, p.again...)), nil
-		past.fresh = uniqueKeys(past.fresh)
-		c.pins = append(c.pins, p, past)
 	}
+	p.fresh, p.again = uniqueKeys(append(p.fresh, p.again...)), nil
+	past.fresh = uniqueKeys(past.fresh)
+	for _, e := range past.fresh {
+		book.past = append(book.past, string(e.Key))
+	}
+	c.pins = append(c.pins, p, past)
 }
 
 // uniqueKeys keeps the last of elements with one key.
@@ -243,45 +295,82 @@ func (h *Host) links() []linkPlan {
 }
 
 // readPins learns the pins that an earlier daemon made, maybe of an earlier
-// policy.
-func (h *Host) readPins(want map[sandbox.ID]linkPlan, have map[string]held) error {
+// policy, and returns what takes those away that nobody has any more.
+func (h *Host) readPins(want map[sandbox.ID]linkPlan, have map[string]held) (change, error) {
 	now := time.Now()
+	learn := map[string]*pinned{} // by link
 	for id, l := range want {
-		past, pins := ownSets(have[l.name].sets, "past"), ownSets(have[l.name].sets, "pins")
-		if h.pins[id] != nil || len(pins) == 0 {
+		if h.pins[id] != nil {
 			continue
 		}
-		book := &pinned{names: map[string]map[netip.Addr]time.Time{}, keys: map[string]time.Time{}, pruned: now}
-		for _, set := range past {
-			if err := h.learn(book, set, func(nftables.SetElement) time.Time { return now }); err != nil {
-				return err
+		book := newPinned(l)
+		book.pruned = now
+		learn[l.name] = book
+		for _, set := range have[l.name].sets { // of an earlier version
+			elems, err := h.table.list(set)
+			if err != nil {
+				return change{}, err
+			}
+			for _, e := range elems {
+				if len(e.Key) == pinSize {
+					book.learn(string(e.Key), e.Comment, now.Add(e.Expires))
+				}
 			}
 		}
-		clear(book.keys)
-		for _, set := range pins {
-			if err := h.learn(book, set, func(e nftables.SetElement) time.Time { return now.Add(e.Expires) }); err != nil {
-				return err
+	}
+	wanted := map[string]bool{}
+	for _, l := range want {
+		wanted[l.prefix()] = true
+	}
+	var c change
+	for _, set := range []string{setPast, setPins} {
+		elems, err := h.table.list(set)
+		if err != nil {
+			return change{}, err
+		}
+		drop := map[string][]nftables.SetElement{}
+		for _, e := range elems {
+			prefix, key, ok := splitPin(e.Key)
+			if !ok {
+				continue
+			}
+			if !wanted[prefix] {
+				drop[prefix] = append(drop[prefix], nftables.SetElement{Key: []byte(key)})
+			}
+			book := learn[linkOf(e.Key)]
+			switch {
+			case book == nil:
+			case set == setPast:
+				book.learn(key, e.Comment, now)
+				if wanted[prefix] {
+					book.past = append(book.past, key)
+				}
+			default:
+				book.learn(key, e.Comment, now.Add(e.Expires))
+				if wanted[prefix] {
+					book.keys[key] = now.Add(e.Expires)
+				}
 			}
 		}
-		h.pins[id] = book
+		for prefix, elems := range drop {
+			c.pins = append(c.pins, pinChange{set: set, prefix: prefix, drop: elems})
+		}
 	}
-	return nil
+	for id, l := range want {
+		if book := learn[l.name]; book != nil && len(book.names) > 0 {
+			h.pins[id] = book
+		}
+	}
+	return c, nil
 }
 
-// learn notes the elements of a set of pins.
-func (h *Host) learn(book *pinned, set string, until func(nftables.SetElement) time.Time) error {
-	elems, err := h.table.list(set)
-	for _, e := range elems {
-		book.learn(e, until(e))
-	}
-	return err
-}
+// pinSize is how long a pin's key is in the books: an address, a protocol and
+// a port, each in words of four bytes.
+const pinSize = 12
 
-// learn notes an element of the kernel's.
-func (b *pinned) learn(e nftables.SetElement, until time.Time) {
-	if len(e.Key) != 12 || e.Comment == "" {
-		return
+// learn notes until when a name has an address, by the kernel's element.
+func (b *pinned) learn(key, name string, until time.Time) {
+	if name != "" {
+		b.note(name, netip.AddrFrom4([4]byte([]byte(key[:4]))), until)
 	}
-	b.keys[string(e.Key)] = until
-	b.note(e.Comment, netip.AddrFrom4([4]byte(e.Key[:4])), until)
 }

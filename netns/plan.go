@@ -48,6 +48,10 @@ type setPlan struct {
 	counter  bool
 	dynamic  bool
 	lasting  bool // its elements outlive the daemon that made them
+	list     bool // of many elements for each link
+	pins     bool // made by the resolver's answers
+	lead     bool // its elements are verdicts of the plan
+	twin     bool // as the one before
 	elements []nftables.SetElement
 }
 
@@ -58,6 +62,8 @@ type chainPlan struct {
 	kind     nftables.ChainType
 	hook     *nftables.ChainHook
 	priority int
+	back     bool // what no rule decides goes on where it came from
+	twin     bool // as the one before
 	rules    []rulePlan
 }
 
@@ -83,6 +89,7 @@ var (
 	typeService = nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService)
 	typeDoor    = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)
 	typeMember  = nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeIPAddr)
+	typePin     = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeIPAddr)
 )
 
 // The names of the sets and maps.
@@ -93,8 +100,12 @@ const (
 	setGated       = "gated"
 	setGenerations = "generations"
 	setGranted     = "granted"
-	setDenied      = "denied"
-	setAllowed     = "allowed"
+	setShelves     = "shelves"
+	setShelvesOut  = "shelves_out"
+	setShelvesIn   = "shelves_in"
+	setClasses     = "classes"
+	setPins        = "pins"
+	setPast        = "past"
 	setLimited     = "limited"
 	setGroups      = "groups"
 	setMembers     = "members"
@@ -132,7 +143,7 @@ func planTable(pool netip.Prefix, deny, admit []netip.Prefix) tablePlan {
 
 // planVersion changes when what is made of one link's policy does: then it is
 // made anew.
-const planVersion = 2
+const planVersion = 3
 
 // The daemon's services are asked on these ports.
 const (
@@ -144,15 +155,13 @@ const (
 
 func planSets(t tablePlan) []setPlan {
 	link := nftables.TypeIFName
-	return []setPlan{
+	return append([]setPlan{
 		{name: setSources, what: "each link with the one address it may send from", key: typeSource, concat: true, lasting: true},
 		{name: setConnected, what: "links whose policy is not off", key: link, lasting: true},
 		{name: setOpen, what: "links whose policy is open", key: link, lasting: true},
 		{name: setGated, what: "links whose web traffic goes through the daemon's gate", key: link, lasting: true},
 		{name: setGenerations, what: "the mark of each link's policy", key: link, value: nftables.TypeMark, lasting: true},
 		{name: setGranted, what: "links with the mark of flows that their present policy granted", key: typeMarked, concat: true, lasting: true},
-		{name: setDenied, what: "links with a deny list", key: link, value: nftables.TypeVerdict, lasting: true},
-		{name: setAllowed, what: "links with an allow list", key: link, value: nftables.TypeVerdict, lasting: true},
 		{name: setLimited, what: "links with limits of their own", key: link, value: nftables.TypeVerdict, lasting: true},
 		{name: setGroups, what: "links that share a network", key: link, value: nftables.TypeMark, lasting: true},
 		{name: setMembers, what: "the addresses in each shared network", key: typeMember, concat: true, lasting: true},
@@ -173,27 +182,27 @@ func planSets(t tablePlan) []setPlan {
 		{name: setToldGranted, what: "what links may still tell of flows let out", key: link, dynamic: true, timeout: true},
 		{name: setToldRefused, what: "what links may still tell of packets refused", key: link, dynamic: true, timeout: true},
 		{name: setUplinks, what: "interfaces the daemon made forward", key: link, lasting: true},
-	}
+	}, listSets()...)
 }
 
 // judgement is how a packet of a flow that the present policy has not granted
-// is judged, by what the flow was begun with: link loads the sandbox's link.
-// Who comes to its end may pass.
-func judgement(link part) []rulePlan {
-	return []rulePlan{
+// is judged, by what the flow was begun with: d and link tell whose. Who
+// comes to its end may pass.
+func judgement(d direction, link part) []rulePlan {
+	return slices.Concat([]rulePlan{
 		rule(toward, in(setClosed), jump("prohibited")),
 		rule(service, in(setNames), jump("prohibited")),
 		rule(link, in(setGated), service, in(setWeb), jump("prohibited")),
-		rule(link, vmap(setDenied)),
-		rule(link, vmap(setAllowed)),
+		rule(d.shelf()),
+	}, d.pinned(setPins), d.pinned(setPast, state("established", stateEstablished)), []rulePlan{
 		rule(link, notIn(setOpen), jump("prohibited")),
 		rule(toward, in(setPrivate), jump("prohibited")),
 		rule(accept),
-	}
+	})
 }
 
 func planChains(gateway netip.Addr) []chainPlan {
-	return slices.Concat(planVerdicts(), planForward(), planLocal(gateway))
+	return slices.Concat(planVerdicts(), listChains(), planForward(), planLocal(gateway))
 }
 
 // planVerdicts are the chains in which packets end that may not pass.
@@ -231,7 +240,7 @@ func planForward() []chainPlan {
 				rule(toSandbox, jump("between")),
 				rule(state("established,new", stateEstablished|stateNew), inMark, in(setGranted), accept),
 				rule(daddr, in(setClosed), jump("prohibited")), // behind a NAT of the host's own, too
-			}, judgement(iifname)...),
+			}, judgement(outward, iifname)...),
 		},
 		{
 			name: "between", what: "sandbox to sandbox: of one group only",
@@ -240,8 +249,8 @@ func planForward() []chainPlan {
 		{
 			name: "fellows", what: "within a group, what who began it does not deny itself",
 			rules: []rulePlan{
-				rule(original, iifname, vmap(setDenied)),
-				rule(reply, oifname, vmap(setDenied)),
+				rule(original, outward.shelf()),
+				rule(reply, inward.shelf()),
 				rule(accept),
 			},
 		},
@@ -256,7 +265,7 @@ func planForward() []chainPlan {
 		},
 		{
 			name: "answer", what: "to what a sandbox began",
-			rules: append([]rulePlan{rule(outMark, in(setGranted), accept)}, judgement(oifname)...),
+			rules: append([]rulePlan{rule(outMark, in(setGranted), accept)}, judgement(inward, oifname)...),
 		},
 		{
 			name: "forward", what: "through the host", kind: filter,
@@ -356,9 +365,14 @@ func (t tablePlan) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", tableName)
 	for _, s := range t.sets {
-		b.WriteString(s.Text())
+		if !s.twin {
+			b.WriteString(s.Text())
+		}
 	}
 	for _, c := range t.chains {
+		if c.twin {
+			continue
+		}
 		fmt.Fprintf(&b, "  chain %s { # %s\n", c.name, c.what)
 		if c.hook != nil {
 			fmt.Fprintf(&b, "    type %s hook %s priority %d; policy accept;\n", c.kind, hookNames[*c.hook], c.priority)

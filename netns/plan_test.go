@@ -142,7 +142,7 @@ func TestEveryNameInThePlanExists(t *testing.T) {
 	}
 	for _, c := range p.chains {
 		last := c.rules[len(c.rules)-1].text
-		if c.hook == nil && !strings.Contains(last, "drop") && !strings.Contains(last, "goto") && last != "accept" {
+		if c.hook == nil && !c.back && !strings.Contains(last, "drop") && !strings.Contains(last, "goto") && last != "accept" {
 			t.Errorf("chain %s ends with %q: packets would fall through", c.name, last)
 		}
 	}
@@ -180,8 +180,12 @@ func TestPlanRecovery(t *testing.T) {
 	b := planned(t, "sbbbbbbbbbbbbb", "10.213.0.3", sandbox.NetworkPolicy{})
 	opened := planned(t, string(b.id), "10.213.0.3", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
 	moved := planned(t, string(a.id), "10.213.0.9", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
-	listed := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "team", Allow: []string{"8.8.8.8", "*.example.com"}, Deny: []string{"9.9.9.9"}})
-	other := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "team", Allow: []string{"8.8.4.4", "*.example.com"}, Deny: []string{"9.9.9.9"}})
+	with := func(allow string) linkPlan {
+		p := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "team", Allow: []string{allow, "*.example.com"}, Deny: []string{"9.9.9.9"}}
+		p.Limits.Flows = 100
+		return planned(t, "sbcccccccccccc", "10.213.0.4", p)
+	}
+	listed, other := with("8.8.8.8"), with("8.8.4.4")
 	holding := func(links ...linkPlan) map[string]held {
 		have := map[string]held{}
 		for _, l := range links {
@@ -193,13 +197,13 @@ func TestPlanRecovery(t *testing.T) {
 	flows[a.name] = held{elements: append(flows[a.name].elements, element{set: setFlows, key: a.name}), generation: a.generation}
 	flows[b.name] = held{elements: []element{{set: setFlows, key: b.name}}}
 	torn := holding(listed)
-	torn[listed.name] = held{elements: torn[listed.name].elements, generation: listed.generation, sets: torn[listed.name].sets}
+	torn[listed.name] = held{elements: torn[listed.name].elements, generation: listed.generation}
 	emptied := holding(listed)
-	emptied[listed.name] = held{elements: emptied[listed.name].elements, chains: listed.held().chains, sets: listed.held().sets}
-	half := holding(listed) // killed between the two transactions
-	half[listed.name] = held{
-		elements: listed.held().elements, generation: listed.generation,
-		chains: append(other.held().chains, listed.held().chains...), sets: append(other.held().sets, listed.held().sets...),
+	emptied[listed.name] = held{elements: emptied[listed.name].elements, chains: listed.held().chains}
+	earlier := holding(listed) // of a version with sets of the link's own
+	earlier[listed.name] = held{
+		elements: listed.heldBesideLists().elements, generation: listed.generation,
+		chains: append(listed.held().chains, listed.own("allow")), sets: []string{listed.own("allowed"), listed.own("pins")},
 	}
 	for _, c := range []struct {
 		name        string
@@ -215,55 +219,126 @@ func TestPlanRecovery(t *testing.T) {
 		{"closed meanwhile", []linkPlan{a, b}, holding(a, opened), 0, 4, 0, 0},
 		{"another address", []linkPlan{moved}, holding(a), 1, 1, 0, 0},
 		{"connections of the unknown", []linkPlan{a}, flows, 0, 1, 0, 0},
-		{"lists missing", []linkPlan{listed}, nil, 11, 0, 6, 0},
-		{"lists of the unknown", nil, holding(listed), 0, 11, 0, 6},
-		{"another list", []linkPlan{other}, holding(listed), 4, 4, 6, 6},
-		{"its chains gone", []linkPlan{listed}, torn, 0, 0, 2, 0},
-		{"a chain emptied", []linkPlan{listed}, emptied, 2, 2, 6, 6},
-		{"half a change", []linkPlan{other}, half, 4, 4, 0, 6},
+		{"lists missing", []linkPlan{listed}, nil, 19, 0, 1, 0},
+		{"lists of the unknown", nil, holding(listed), 0, 19, 0, 1},
+		{"another list", []linkPlan{other}, holding(listed), 11, 11, 1, 1},
+		{"its chain gone", []linkPlan{listed}, torn, 0, 0, 1, 0},
+		{"a chain emptied", []linkPlan{listed}, emptied, 1, 1, 1, 1},
+		{"of an earlier version", []linkPlan{listed}, earlier, 8, 0, 0, 3},
 	} {
 		var got change
-		for _, one := range planRecovery(c.want, c.have) {
+		for _, one := range planRecovery(c.want, c.have, linkPlan.held) {
 			got.add, got.remove = append(got.add, one.add...), append(got.remove, one.remove...)
-			got.makeChains, got.makeSets = append(got.makeChains, one.makeChains...), append(got.makeSets, one.makeSets...)
+			got.makeChains = append(got.makeChains, one.makeChains...)
 			got.dropChains, got.dropSets = append(got.dropChains, one.dropChains...), append(got.dropSets, one.dropSets...)
 		}
-		made, gone := len(got.makeChains)+len(got.makeSets), len(got.dropChains)+len(got.dropSets)
+		made, gone := len(got.makeChains), len(got.dropChains)+len(got.dropSets)
 		if len(got.add) != c.add || len(got.remove) != c.remove || made != c.made || gone != c.gone {
 			t.Errorf("%s: adds %d, removes %d, makes %d, drops %d; want %d, %d, %d, %d", c.name, len(got.add), len(got.remove), made, gone, c.add, c.remove, c.made, c.gone)
 		}
 	}
 }
 
-// TestSteps: what takes the place of lists stands before packets are sent to it.
-func TestSteps(t *testing.T) {
-	with := func(allow string) linkPlan {
-		return planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{allow}})
+// TestChangeOfLists: old and new elements never meet in a set.
+func TestChangeOfLists(t *testing.T) {
+	with := func(allow ...string) linkPlan {
+		return planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: allow})
 	}
-	one, other := with("8.8.8.8"), with("8.8.4.4")
-	open := planned(t, string(one.id), "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen})
-	emptied := one.held()
-	emptied.generation = 0
-	for _, c := range []struct {
-		name  string
-		from  held
-		to    linkPlan
-		steps int
-	}{
-		{"a new link", held{}, one, 1},
-		{"another list", one.held(), other, 2},
-		{"a list after none", open.held(), one, 2},
-		{"none after a list", one.held(), open, 1},
-		{"a chain emptied", emptied, one, 1},
-	} {
-		var whole change
-		whole.diff(c.from, c.to.held(), &c.to)
-		steps := whole.steps()
-		if len(steps) != c.steps {
-			t.Errorf("%s: %d steps, want %d", c.name, len(steps), c.steps)
+	one, other := with("8.8.8.8", "0.0.0.0/1:80"), with("8.8.8.8", "0.0.0.0/1:80", "9.9.9.9")
+	var c change
+	c.diff(one.held(), other.held(), &other)
+	if n := len(one.lists()); n == 0 || len(c.remove) != n+2 {
+		t.Errorf("%d elements go, want the %d of the lists and two of the mark", len(c.remove), n)
+	}
+	var same change
+	if same.diff(one.held(), one.held(), &one); !same.empty() {
+		t.Errorf("from a policy to itself: %+v", same)
+	}
+}
+
+// TestLists holds the elements of lists against the blocks they mean, by
+// looking up as the kernel does: the last key that is not greater.
+func TestLists(t *testing.T) {
+	rules := []string{
+		"8.8.8.8", "8.8.8.9:53/udp", "9.0.0.0/8:80,443,8000-8100/tcp", "9.1.0.0/16:1-65535/udp", "9.1.2.3/icmp", "255.255.255.255:65535", "255.255.255.254",
+		"0.0.0.0/32:1", "10.0.0.0/24/tcp", "10.0.1.0/24/udp", "10.0.2.0/24:65535/tcp", "11.0.0.0/24/icmp",
+	}
+	l := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: rules})
+	beside := planned(t, "sbcccccccccccd", "10.213.0.132", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"0.0.0.0/0"}})
+	all := slices.Concat(l.lists(), beside.lists())
+	lookup := func(set, key string) (string, bool) {
+		var last *element
+		for i, e := range all {
+			if e.set == set && e.key <= key && (last == nil || e.key > last.key || e.key == last.key && last.end) {
+				last = &all[i]
+			}
 		}
-		if first := steps[0]; c.steps == 2 && len(first.remove)+len(first.add)+len(first.dropChains)+len(first.dropSets) > 0 {
-			t.Errorf("%s: packets meet the first step: %+v", c.name, first)
+		if last == nil || last.end {
+			return "", false
+		}
+		return last.value, true
+	}
+	ports := []uint16{0, 1, 2, 53, 79, 80, 81, 443, 7999, 8000, 8050, 8100, 8101, 65534, 65535}
+	hits := 0
+	for _, addr := range []string{
+		"0.0.0.0", "0.0.0.1", "8.8.8.7", "8.8.8.8", "8.8.8.9", "8.8.8.10", "9.0.0.0", "9.1.2.2", "9.1.2.3", "9.255.255.255", "10.0.0.0", "10.0.0.255", "10.0.1.0", "10.0.2.9",
+		"10.0.3.0", "11.0.0.1", "12.0.0.0", "255.255.255.253", "255.255.255.254", "255.255.255.255",
+	} {
+		for _, proto := range []byte{0, 1, 6, 17, 47, 255} {
+			for _, port := range ports {
+				a := netipAddr(addr).As4()
+				place, ok := lookup(placesOn(l.shelf()), l.prefix()+markBytes(listAllow)+string(a[:]))
+				if ok {
+					_, ok = lookup(portsOn(l.shelf()), l.prefix()+place+string(serviceKey(proto, port)))
+				}
+				_, want := ruleFor(l.allow, flow{netipAddr(addr), proto, port})
+				if ok != want {
+					t.Errorf("%s, protocol %d, port %d: in the list %v, by the rules %v", addr, proto, port, ok, want)
+				}
+				if ok {
+					hits++
+				}
+			}
+		}
+	}
+	if hits < 100 {
+		t.Errorf("only %d flows were allowed", hits)
+	}
+	for i := 0; i < len(all); i += 2 {
+		if all[i].end || !all[i+1].end || all[i].key >= all[i+1].key {
+			t.Errorf("no interval: %+v", all[i:i+2])
+		}
+	}
+}
+
+// TestCutClasses: no two of them overlap, and each name's tails mean its ports.
+func TestCutClasses(t *testing.T) {
+	l := planned(t, "sbcccccccccccc", "10.213.0.4", sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{
+		"a.example:1-30000", "b.example:1000-2000,8000-9000/tcp", "c.example:1500-8500,60000-65535/tcp",
+	}})
+	meant := func(name string, proto byte, port uint16) bool {
+		n := 0
+		for _, tail := range l.pins.tails(l.allow, name) {
+			c := l.pins.classes[tail.port-1]
+			if tail.proto != pinClass {
+				t.Fatalf("%s: not a range: %+v", name, tail)
+			}
+			if c.proto == proto && c.ports.First <= port && port <= c.ports.Last {
+				n++
+			}
+		}
+		if n > 1 {
+			t.Errorf("%s, protocol %d, port %d: in %d ranges", name, proto, port, n)
+		}
+		return n > 0
+	}
+	for _, r := range l.allow {
+		for _, port := range []uint16{1, 999, 1000, 1499, 1500, 2000, 2001, 7999, 8000, 8500, 8501, 9000, 9001, 30000, 30001, 59999, 60000, 65535} {
+			for _, proto := range []string{"tcp", "udp"} {
+				if got, want := meant(r.Domain, protocolNumber(proto), port), r.MatchesPort(proto, port); got != want {
+					t.Errorf("%s, %s port %d: %v, want %v", r, proto, port, got, want)
+				}
+			}
 		}
 	}
 }

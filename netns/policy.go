@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -152,22 +151,14 @@ func mergePorts(all []sandbox.PortRange) []sandbox.PortRange {
 	return out
 }
 
-// element returns the block as an element of a set of intervals.
-func (b block) element() nftables.SetElement {
-	key := func(addr uint32, proto byte, port uint16) []byte {
-		k := binary.BigEndian.AppendUint32(nil, addr)
-		return append(k, proto, 0, 0, 0, byte(port>>8), byte(port), 0, 0)
-	}
-	return nftables.SetElement{
-		Key:    key(b.addrs.first, b.protos[0], b.ports.First),
-		KeyEnd: key(b.addrs.last, b.protos[1], b.ports.Last),
-	}
-}
-
 // portClass is a range of ports that names are allowed on.
 type portClass struct {
 	proto byte
 	ports sandbox.PortRange
+}
+
+func (c portClass) within(all portClass) bool {
+	return c.proto == all.proto && all.ports.First <= c.ports.First && c.ports.Last <= all.ports.Last
 }
 
 // pinPlan says how pinned addresses are looked up: only what the policy needs.
@@ -206,7 +197,30 @@ func planPins(rules []sandbox.NetworkRule) (pinPlan, error) {
 	if len(p.classes) > maxPortRules {
 		return p, sandbox.Errorf(sandbox.ErrTooLarge, "too_many_rules", "%d ranges of ports of names, each protocol counted: at most %d", len(p.classes), maxPortRules)
 	}
+	p.classes = cutClasses(p.classes)
 	return p, nil
+}
+
+// cutClasses cuts ranges where others begin or end, so that no two overlap.
+func cutClasses(all []portClass) []portClass {
+	var out []portClass
+	for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		var edges []int // where a range begins, or the one before has ended
+		for _, c := range all {
+			if c.proto == proto {
+				edges = append(edges, int(c.ports.First), int(c.ports.Last)+1)
+			}
+		}
+		slices.Sort(edges)
+		edges = slices.Compact(edges)
+		for i := range max(len(edges)-1, 0) {
+			cut := portClass{proto, sandbox.PortRange{First: uint16(edges[i]), Last: uint16(edges[i+1] - 1)}}
+			if slices.ContainsFunc(all, cut.within) {
+				out = append(out, cut)
+			}
+		}
+	}
+	return out
 }
 
 // pinTail is the key of a pin without its address.
@@ -238,7 +252,11 @@ func (p pinPlan) tails(rules []sandbox.NetworkRule, name string) []pinTail {
 					add(pinTail{s.protos[0], uint16(port)})
 				}
 			default:
-				add(pinTail{pinClass, uint16(slices.Index(p.classes, portClass{s.protos[0], s.ports}) + 1)})
+				for i, c := range p.classes {
+					if c.within(portClass{s.protos[0], s.ports}) {
+						add(pinTail{pinClass, uint16(i + 1)})
+					}
+				}
 			}
 		}
 	}
@@ -248,25 +266,6 @@ func (p pinPlan) tails(rules []sandbox.NetworkRule, name string) []pinTail {
 func (t pinTail) key(addr netip.Addr) []byte {
 	a := addr.As4()
 	return append(a[:], t.proto, 0, 0, 0, byte(t.port>>8), byte(t.port), 0, 0)
-}
-
-// rules returns the rules that permit what is pinned in a set, on conditions.
-func (p pinPlan) rules(set string, when ...part) []rulePlan {
-	var out []rulePlan
-	add := func(parts ...part) { out = append(out, rule(slices.Concat(when, parts, []part{in(set), accept})...)) }
-	if p.single {
-		add(towardPort)
-	}
-	if p.protocol {
-		add(pinKey(nil, 0))
-	}
-	if p.all {
-		add(pinKey(new(byte(0)), 0))
-	}
-	for i, c := range p.classes {
-		add(ports(c.proto, c.ports), pinKey(new(byte(pinClass)), uint16(i+1)))
-	}
-	return out
 }
 
 // generation is the mark of flows that a policy granted, on this host.

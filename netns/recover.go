@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -62,18 +64,19 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err error) {
 	h.order.Lock()
 	defer h.order.Unlock()
-	have, err := h.table.read()
+	have, err := h.table.read(true)
 	if err != nil {
 		return nil, err
 	}
-	all := planRecovery(slices.Collect(maps.Values(want)), have)
+	all := planRecovery(slices.Collect(maps.Values(want)), have, linkPlan.held)
 	h.mu.Lock()
 	h.known, h.tenants = want, map[netip.Addr]sandbox.ID{}
 	for id, l := range want {
 		h.tenants[l.addr] = id
 	}
 	h.mu.Unlock()
-	if err := h.readPins(want, have); err != nil {
+	stale, err := h.readPins(want, have)
+	if err != nil {
 		return nil, err
 	}
 	maps.DeleteFunc(h.pins, func(id sandbox.ID, _ *pinned) bool { _, ok := want[id]; return !ok })
@@ -86,7 +89,7 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 			}
 		}
 	}
-	if err := h.applyHealing(all...); err != nil {
+	if err := h.applyHealing(append(all, stale)...); err != nil {
 		return nil, err
 	}
 	h.strangers = nil
@@ -95,7 +98,7 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 
 // planRecovery returns what separates the table from what it should hold, in
 // transactions that the kernel takes: each is about whole links.
-func planRecovery(want []linkPlan, have map[string]held) []change {
+func planRecovery(want []linkPlan, have map[string]held, hold func(linkPlan) held) []change {
 	var all []change
 	var c change
 	next := func() {
@@ -110,7 +113,7 @@ func planRecovery(want []linkPlan, have map[string]held) []change {
 		from := have[l.name]
 		// Made by packets of a sandbox that lives.
 		from.elements = slices.DeleteFunc(slices.Clone(from.elements), func(e element) bool { return e.set == setFlows })
-		c.diff(from, l.held(), l)
+		c.diff(from, hold(*l), l)
 		next()
 	}
 	for link, from := range have {
@@ -211,13 +214,13 @@ func (h *Host) checkTable() error {
 // which with a thousand sandboxes takes some 60 ms.
 const agreeEvery = 10 * time.Second
 
-// agrees reports whether the table holds of single links what it should. What
-// an earlier daemon left is Recover's to judge.
+// agrees reports whether the table holds of single links what it should, of
+// lists their beginnings. What an earlier daemon left is Recover's to judge.
 func (h *Host) agrees() (bool, error) {
 	if len(h.strangers) > 0 {
 		return true, nil
 	}
-	have, err := h.table.read()
+	have, err := h.table.read(false)
 	if err != nil {
 		return false, err
 	}
@@ -228,7 +231,32 @@ func (h *Host) agrees() (bool, error) {
 			delete(have, link)
 		}
 	}
-	return len(planRecovery(h.links(), have)) == 0, nil
+	all := h.links()
+	if len(planRecovery(all, have, linkPlan.heldBesideLists)) > 0 {
+		return false, nil
+	}
+	for _, l := range all {
+		if ok, err := h.listsStart(l); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// listsStart reports whether the first interval of each of a link's lists is
+// there: to read all of them takes seconds where there are many.
+func (h *Host) listsStart(l linkPlan) (bool, error) {
+	seen := map[string]bool{}
+	for _, e := range l.lists() {
+		if seen[e.set] {
+			continue
+		}
+		seen[e.set] = true
+		if _, ok, err := h.table.element(e.set, []byte(e.key), unix.NFTA_SET_ELEM_KEY); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // checkUplinks follows a changed default route, and lets go of the uplinks

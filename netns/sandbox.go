@@ -61,6 +61,7 @@ func (l *linkPlan) planPolicy(p sandbox.NetworkPolicy, salt string) error {
 // element is one element of a common set or map.
 type element struct {
 	set, key, value string // value of a map's; a chain's name of a verdict map's
+	end             bool   // the first key after an interval
 }
 
 // linkKey is an interface name as the kernel compares it: padded to IFNAMSIZ.
@@ -93,17 +94,17 @@ func (l linkPlan) elements() []element {
 	key := string(linkKey(l.name))
 	addr := l.addr.As4()
 	out := []element{
-		{setSources, key + string(addr[:]), ""},
-		{setSent, key, ""},
-		{setReceived, key, ""},
-		{setDropped, key, ""},
+		{set: setSources, key: key + string(addr[:])},
+		{set: setSent, key: key},
+		{set: setReceived, key: key},
+		{set: setDropped, key: key},
 	}
 	if !l.connected {
 		return out
 	}
 	add := func(when bool, set, key, value string) {
 		if when {
-			out = append(out, element{set, key, value})
+			out = append(out, element{set: set, key: key, value: value})
 		}
 	}
 	mark := markBytes(l.generation)
@@ -114,20 +115,19 @@ func (l linkPlan) elements() []element {
 	add(l.policy.HTTP != nil, setGated, key, "")
 	add(l.group != 0, setGroups, key, markBytes(l.group))
 	add(l.group != 0, setMembers, markBytes(l.group)+string(addr[:]), "")
-	add(len(l.denied) > 0, setDenied, key, l.own("deny"))
-	add(len(l.allowed) > 0 || !l.pins.empty(), setAllowed, key, l.own("allow"))
+	add(len(l.allowed)+len(l.denied) > 0, setShelves, key, markBytes(uint32(l.shelf())))
 	add(l.limits() != nil, setLimited, key, l.own("limit"))
 	return out
 }
 
-// own names a chain or set that belongs to the link, made of its present
-// policy: what another policy is made of has other names.
+// own names a chain that belongs to the link, made of its present policy: what
+// another policy is made of has other names.
 func (l linkPlan) own(what string) string {
 	return fmt.Sprintf("%s-%s-%08x", what, l.name, l.generation)
 }
 
-// ownedBy is the reverse: the link that a chain or set belongs to. Names of
-// earlier versions end with the link.
+// ownedBy is the reverse: the link that a chain belongs to, or a set that an
+// earlier version made. Names of some end with the link.
 func ownedBy(name string) (link string, ok bool) {
 	what, rest, _ := strings.Cut(name, "-")
 	if !slices.Contains([]string{"deny", "allow", "limit", "denied", "allowed", "pins", "past"}, what) {
@@ -138,63 +138,12 @@ func ownedBy(name string) (link string, ok bool) {
 	return link, ok
 }
 
-// ownSets returns those of names that are sets of one kind.
-func ownSets(names []string, what string) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, what+"-") })
-}
-
-// sets returns the sets of the link's own.
-func (l linkPlan) sets() []setPlan {
-	var out []setPlan
-	add := func(what string, list []block) {
-		if len(list) == 0 {
-			return
-		}
-		s := setPlan{name: l.own(what), key: typeDoor, concat: true, interval: true}
-		for _, b := range list {
-			s.elements = append(s.elements, b.element())
-		}
-		out = append(out, s)
-	}
-	add("denied", l.denied)
-	add("allowed", l.allowed)
-	if !l.pins.empty() {
-		out = append(out, l.pinSet(), l.pastSet())
-	}
-	return out
-}
-
-// pastSet holds what names had before a change of policy, also what is not
-// pinned any more: connections that exist go on.
-func (l linkPlan) pastSet() setPlan {
-	s := l.pinSet()
-	s.name = l.own("past")
-	return s
-}
-
-func (l linkPlan) pinSet() setPlan {
-	return setPlan{name: l.own("pins"), key: typeDoor, concat: true, timeout: true}
-}
-
 // chains returns the chains of the link's own.
 func (l linkPlan) chains() []chainPlan {
-	var out []chainPlan
-	if len(l.denied) > 0 {
-		out = append(out, chainPlan{name: l.own("deny"), rules: []rulePlan{rule(towardPort, in(l.own("denied")), jump("prohibited"))}})
-	}
-	var allow []rulePlan
-	if len(l.allowed) > 0 {
-		allow = append(allow, rule(towardPort, in(l.own("allowed")), accept))
-	}
-	allow = append(allow, l.pins.rules(l.own("pins"))...)
-	allow = append(allow, l.pins.rules(l.own("past"), state("established", stateEstablished))...)
-	if len(allow) > 0 {
-		out = append(out, chainPlan{name: l.own("allow"), rules: allow})
-	}
 	if limits := l.limits(); limits != nil {
-		out = append(out, chainPlan{name: l.own("limit"), rules: limits})
+		return []chainPlan{{name: l.own("limit"), rules: limits}}
 	}
-	return out
+	return nil
 }
 
 // limits returns the rules that refuse what goes beyond the policy's limits.
@@ -220,91 +169,82 @@ func (l linkPlan) limits() []rulePlan {
 type held struct {
 	elements   []element
 	chains     []string
-	sets       []string
-	generation uint32 // of the chains and sets
+	sets       []string // of earlier versions
+	generation uint32   // of the chains
 }
 
 func (l linkPlan) held() held {
+	h := l.heldBesideLists()
+	h.elements = append(h.elements, l.lists()...)
+	return h
+}
+
+func (l linkPlan) heldBesideLists() held {
 	h := held{elements: l.elements(), generation: l.generation}
 	for _, c := range l.chains() {
 		h.chains = append(h.chains, c.name)
 	}
-	for _, s := range l.sets() {
-		h.sets = append(h.sets, s.name)
-	}
 	return h
 }
 
-// change is one transaction, in this order, or two (see steps).
+// change is one transaction, in this order.
 type change struct {
 	remove     []element
 	dropChains []string
 	dropSets   []string
-	makeSets   []setPlan // with their elements
 	makeChains []chainPlan
 	add        []element
 	pins       []pinChange
 }
 
 func (c *change) empty() bool {
-	return len(c.remove)+len(c.dropChains)+len(c.dropSets)+len(c.makeSets)+len(c.makeChains)+len(c.add)+len(c.pins) == 0
+	return len(c.remove)+len(c.dropChains)+len(c.dropSets)+len(c.makeChains)+len(c.add)+len(c.pins) == 0
 }
 
 // heavy reports whether c is enough for one transaction.
 func (c *change) heavy() bool {
-	return len(c.dropChains)+len(c.dropSets)+len(c.makeSets)+len(c.makeChains) >= bulk || len(c.remove)+len(c.add) >= bulk*chunk
+	return len(c.dropChains)+len(c.dropSets)+len(c.makeChains) >= bulk || len(c.remove)+len(c.add) >= bulk*chunk
 }
 
-// diff adds to c what leads from one state of a link to another. Chains and
-// sets of its own that the new state has, too, are left alone: they hold pins.
-// Where a chain was emptied (no generation) all are made anew.
+// diff adds to c what leads from one state of a link to another. Chains of its
+// own that the new state has, too, are left alone: they hold what limits have
+// left. Where one was emptied (no generation) all are made anew.
 func (c *change) diff(from, to held, plan *linkPlan) {
+	had, has := setOf(from.elements), setOf(to.elements)
 	for _, e := range from.elements {
-		if !slices.Contains(to.elements, e) {
+		if !has[e] {
 			c.remove = append(c.remove, e)
 		}
 	}
 	for _, e := range to.elements {
-		if !slices.Contains(from.elements, e) {
+		if !had[e] {
 			c.add = append(c.add, e)
 		}
 	}
 	stays := func(name string) bool {
-		return from.generation != 0 && (slices.Contains(from.chains, name) && slices.Contains(to.chains, name) ||
-			slices.Contains(from.sets, name) && slices.Contains(to.sets, name))
+		return from.generation != 0 && slices.Contains(from.chains, name) && slices.Contains(to.chains, name)
 	}
 	dropped := slices.DeleteFunc(slices.Clone(from.chains), stays)
 	c.dropChains = append(c.dropChains, dropped...)
-	c.dropSets = append(c.dropSets, slices.DeleteFunc(slices.Clone(from.sets), stays)...)
+	c.dropSets = append(c.dropSets, from.sets...)
 	if plan != nil {
-		c.makeSets = append(c.makeSets, slices.DeleteFunc(plan.sets(), func(s setPlan) bool { return stays(s.name) })...)
 		c.makeChains = append(c.makeChains, slices.DeleteFunc(plan.chains(), func(p chainPlan) bool { return stays(p.name) })...)
 	}
 	// What a map names must not be dropped while it names it.
 	for _, e := range from.elements {
-		if e.value != "" && slices.Contains(dropped, e.value) && slices.Contains(to.elements, e) {
+		if e.value != "" && slices.Contains(dropped, e.value) && has[e] {
 			c.remove = append(c.remove, e)
 			c.add = append(c.add, e)
 		}
 	}
 }
 
-// steps returns the transactions of c. Chains and sets that take the place of
-// others are made in one before, when nothing leads to them yet: in kernels
-// before 6.17 a set of intervals shows its elements a moment after the
-// transaction that made them is in force, in which flows would be refused.
-func (c change) steps() []change {
-	if len(c.makeSets) == 0 || len(c.remove) == 0 {
-		return []change{c}
+func setOf(elements []element) map[element]bool {
+	out := make(map[element]bool, len(elements))
+	for _, e := range elements {
+		out[e] = true
 	}
-	if slices.ContainsFunc(c.makeSets, func(s setPlan) bool { return slices.Contains(c.dropSets, s.name) }) ||
-		slices.ContainsFunc(c.makeChains, func(p chainPlan) bool { return slices.Contains(c.dropChains, p.name) }) {
-		return []change{c}
-	}
-	return []change{
-		{makeSets: c.makeSets, makeChains: c.makeChains, pins: c.pins},
-		{remove: c.remove, dropChains: c.dropChains, dropSets: c.dropSets, add: c.add},
-	}
+	return out
 }
 
 func services(ports ...uint16) []nftables.SetElement {
@@ -331,9 +271,9 @@ func doors(at netip.Addr, port uint16) []nftables.SetElement {
 
 // kernelElement is e as the library wants it.
 func (e element) kernel(s setPlan) nftables.SetElement {
-	k := nftables.SetElement{Key: []byte(e.key)}
+	k := nftables.SetElement{Key: []byte(e.key), IntervalEnd: e.end}
 	switch {
-	case !s.isMap():
+	case !s.isMap(), e.end:
 	case s.value.Name == nftables.TypeVerdict.Name:
 		k.VerdictData = &expr.Verdict{Kind: expr.VerdictJump, Chain: e.value}
 	default:

@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -72,24 +71,34 @@ func (h *Host) Pins(id sandbox.ID) ([]sandbox.NetworkPin, error) {
 	return out, nil
 }
 
-// livePins reads a sandbox's pins by their keys.
+// livePins reads a sandbox's pins by their keys: those we know of that the
+// kernel has, one by one, as all sandboxes share a set.
 func (h *Host) livePins(l linkPlan) (map[string]livePin, error) {
-	if l.pins.empty() {
-		return nil, nil
+	h.order.Lock()
+	names := map[string]string{} // of keys
+	prefix := ""
+	if book := h.pins[l.id]; book != nil && book.prefix == l.prefix() {
+		prefix = book.prefix
+		for name, addrs := range book.names {
+			for _, t := range l.tails(name) {
+				for addr := range addrs {
+					if key := string(t.key(addr)); !book.keys[key].IsZero() {
+						names[key] = name
+					}
+				}
+			}
+		}
 	}
-	elems, err := h.table.list(l.own("pins"))
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil // not attached
-	}
-	if err != nil {
-		return nil, err
-	}
-	const keySize = 12 // an address, a protocol, a port, each in words of four bytes
+	h.order.Unlock()
 	now := time.Now()
 	out := map[string]livePin{}
-	for _, e := range elems {
-		if len(e.Key) == keySize {
-			out[string(e.Key)] = livePin{e.Comment, now.Add(e.Expires)}
+	for key, name := range names {
+		left, ok, err := h.table.expires(setPins, pinKey(prefix, key))
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out[key] = livePin{name, now.Add(left)}
 		}
 	}
 	return out, nil
