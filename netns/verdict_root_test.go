@@ -208,7 +208,7 @@ func TestToolShowsLists(t *testing.T) {
 	pin(t, h, b, "www.example.com", publicAddr)
 	l, _ := h.lookup(b.ID)
 	for _, c := range []struct{ kind, name, want string }{
-		{"map", setShelves, l.name},
+		{"map", setShelves, "0x"},
 		{"map", placesOn(l.shelf()), "-"},
 		{"set", portsOn(l.shelf()), "-"},
 		{"map", setClasses, "-"},
