@@ -186,10 +186,10 @@ func TestFlowsAtOneTime(t *testing.T) {
 	attach(t, h, b)
 	attach(t, h, other)
 	// open returns as many connections as it gets, up to n.
-	open := func(from *box, n int) (all []net.Conn) {
+	open := func(from *box, n int, wait time.Duration) (all []net.Conn) {
 		must(t, linux.InNetNS(from.NetNS, func() error {
 			for range n {
-				c, err := net.DialTimeout("tcp4", publicAddr+":80", deniedWait)
+				c, err := net.DialTimeout("tcp4", publicAddr+":80", wait)
 				if err != nil {
 					break
 				}
@@ -207,33 +207,33 @@ func TestFlowsAtOneTime(t *testing.T) {
 		}
 	}
 	const most = 10
-	all := open(b, 3*most)
+	all := open(b, 3*most, permittedWait)
 	if len(all) != 3*most {
 		t.Fatalf("control: without a limit %d of %d connections", len(all), 3*most)
 	}
 	end(all)
 	limit(t, h, b, sandbox.NetworkLimits{Flows: most})
 	eventually(t, "room for all it may have", func() bool {
-		all = open(b, most)
+		all = open(b, most, deniedWait)
 		if len(all) < most {
 			end(all)
 		}
 		return len(all) == most
 	})
 	dropped := refused(t, h, b)
-	if more := open(b, 1); len(more) != 0 {
+	if more := open(b, 1, deniedWait); len(more) != 0 {
 		t.Errorf("a connection more than %d", most)
 	}
 	if refused(t, h, b) == dropped {
 		t.Error("what was refused is not counted")
 	}
-	if n := len(open(other, 2*most)); n != 2*most {
+	if n := len(open(other, 2*most, permittedWait)); n != 2*most {
 		t.Errorf("another sandbox, without a limit, got %d of %d", n, 2*most)
 	}
 	end(all[:3])
-	eventually(t, "room again after some ended", func() bool { return len(open(b, 1)) == 1 })
+	eventually(t, "room again after some ended", func() bool { return len(open(b, 1, deniedWait)) == 1 })
 	limit(t, h, b, sandbox.NetworkLimits{})
-	if n := len(open(b, 2*most)); n != 2*most {
+	if n := len(open(b, 2*most, permittedWait)); n != 2*most {
 		t.Errorf("with the limit lifted %d of %d connections", n, 2*most)
 	}
 }

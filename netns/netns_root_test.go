@@ -29,7 +29,8 @@ import (
 
 // deniedWait is how long a probe that must not be answered waits; a permitted
 // one answers in well under a millisecond, and every probe has its control.
-const deniedWait = 250 * time.Millisecond
+// On a busy machine it may take longer: permittedWait is for what must succeed.
+const deniedWait, permittedWait = 250 * time.Millisecond, 10 * time.Second
 
 const insideEnv = "SANDBOXD_TEST_OWN_NETNS"
 

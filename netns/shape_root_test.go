@@ -309,9 +309,13 @@ func TestPartition(t *testing.T) {
 	listenTCP(t, b.NetNS, "0.0.0.0:8080")
 	works := func(what string, want bool) {
 		t.Helper()
-		_, out := dial(b.NetNS, "tcp4", publicAddr+":80", deniedWait)
-		_, udp := dial(b.NetNS, "udp4", publicAddr+":99", deniedWait)
-		c, in := net.DialTimeout("tcp4", target, deniedWait)
+		wait := deniedWait
+		if want {
+			wait = permittedWait
+		}
+		_, out := dial(b.NetNS, "tcp4", publicAddr+":80", wait)
+		_, udp := dial(b.NetNS, "udp4", publicAddr+":99", wait)
+		c, in := net.DialTimeout("tcp4", target, wait)
 		if in == nil {
 			c.Close()
 		}
