@@ -23,6 +23,8 @@ type box struct {
 
 	mu       sync.Mutex
 	status   sandbox.Status     // guarded by mu; as in the row
+	byBudget bool               // guarded by mu; a budget made it so
+	acted    bool               // guarded by mu; one is being carried out on it
 	shell    *launch.Shell      // guarded by mu; nil while none runs
 	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
 	expected bool               // guarded by mu; PID 1's end is our doing
@@ -74,10 +76,10 @@ func (b *box) present() *launch.Shell {
 }
 
 // setStatus notes what the row says now.
-func (b *box) setStatus(s sandbox.Status) {
+func (b *box) setStatus(s sandbox.Status, why sandbox.Reason) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.status = s
+	b.status, b.byBudget = s, why == sandbox.ReasonBudget
 }
 
 // runs reports whether the row says running.

@@ -68,7 +68,16 @@ func (m *Manager) PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Po
 		e.Key = "once-" + string(sandbox.NewID())
 	}
 	book, _ := m.prices.At(e.At)
-	p, _, err := m.state.PutEntry(ctx, e, book, req.Actor)
+	ctx = context.WithoutCancel(ctx)
+	m.budgets.posting.RLock()
+	p, existed, err := m.state.PutEntry(ctx, e, book, req.Actor)
+	if err == nil && !existed {
+		m.budgets.entered(p)
+	}
+	m.budgets.posting.RUnlock()
+	if err == nil && !existed && p.Kind == cost.KindCost {
+		m.assess(ctx, func(t *tally, _ time.Time) bool { return t.counts(p) })
+	}
 	return p, err
 }
 

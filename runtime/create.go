@@ -119,6 +119,9 @@ func (m *Manager) plan(ctx context.Context, req sandbox.CreateRequest) (intentio
 	if err == nil {
 		err = m.checkMounts(ctx, spec.Volumes, req.Actor)
 	}
+	if err == nil {
+		err = m.allow("", spec.Project, req.Actor)
+	}
 	if err != nil {
 		return intention{}, err
 	}
@@ -175,12 +178,13 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	m.keepBox(b)
 	row, existed, err = m.state.CreateSandbox(ctx, params)
 	if err == nil && !existed {
-		b.begin(row, m.cfg.BootID)
+		b.begin(row, m.cfg.BootID, m.caps(row.Spec))
 	}
 	unconfigured := <-configured
 	switch {
 	case err == nil && !existed && unconfigured == nil:
-		b.setStatus(row.Status)
+		b.setStatus(row.Status, row.Reason)
+		m.budgets.begun()
 		m.watch(b, row, b.present(), 0)
 		return row, false, nil
 	case err == nil && !existed:
@@ -220,8 +224,8 @@ func (m *Manager) intend(ctx context.Context, p intention) (*box, sandbox.Sandbo
 		m.dropBox(id)
 		return nil, sb, err
 	}
-	b.setStatus(sb.Status)
-	b.begin(sb, m.cfg.BootID)
+	b.setStatus(sb.Status, sb.Reason)
+	b.begin(sb, m.cfg.BootID, m.caps(sb.Spec))
 	return b, sb, nil
 }
 

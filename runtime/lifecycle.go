@@ -46,7 +46,7 @@ func (m *Manager) Pause(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusRunning {
 			return sb, wrongState(sb, "pause", sandbox.StatusRunning)
 		}
-		return m.setFrozen(ctx, b, sb, sandbox.StatusPaused, actor)
+		return m.setFrozen(ctx, b, sb, sandbox.StatusPaused, unreasoned(actor))
 	})
 }
 
@@ -56,17 +56,25 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "resume", sandbox.StatusPaused)
 		}
-		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, actor)
+		if err := m.allow(string(sb.ID), sb.Spec.Project, sb.Owner); err != nil {
+			return sb, err
+		}
+		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned(actor))
 	})
+}
+
+// unreasoned is a change that takes away why a sandbox was paused or stopped.
+func unreasoned(actor string) state.Change {
+	return state.Change{Actor: actor, Reason: new(sandbox.Reason), Detail: new(string)}
 }
 
 // setFrozen makes a living sandbox paused or running. Where that fails the
 // workload goes on as the row says; recovery does the same after a crash.
-func (m *Manager) setFrozen(ctx context.Context, b *box, sb sandbox.Sandbox, to sandbox.Status, actor string) (sandbox.Sandbox, error) {
+func (m *Manager) setFrozen(ctx context.Context, b *box, sb sandbox.Sandbox, to sandbox.Status, ch state.Change) (sandbox.Sandbox, error) {
 	row := sb
 	err := m.freezeAs(ctx, b.id, to)
 	if err == nil {
-		row, err = m.move(ctx, b.id, to, state.Change{Actor: actor}, sb.Status)
+		row, err = m.move(ctx, b.id, to, ch, sb.Status)
 	}
 	if err != nil {
 		if back := m.freezeAs(ctx, b.id, sb.Status); back != nil {
@@ -174,6 +182,9 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
+		if err := m.allow(string(sb.ID), sb.Spec.Project, sb.Owner); err != nil {
+			return sb, err
+		}
 		r, err := m.wholeRoot(ctx, b.id, sb)
 		if err != nil {
 			return sb, err
@@ -181,7 +192,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		b.mu.Lock()
 		b.earlier = sb.Usage
 		b.mu.Unlock()
-		row, err := m.move(ctx, b.id, sandbox.StatusCreating, state.Change{Actor: actor, Detail: new(string)}, sandbox.StatusStopped)
+		row, err := m.move(ctx, b.id, sandbox.StatusCreating, unreasoned(actor), sandbox.StatusStopped)
 		if err != nil {
 			m.later(func() { m.haltAgain(b, startFailed(err)) }) // it may have been written all the same
 			return sb, err

@@ -56,7 +56,8 @@ type Manager struct {
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 
-	prices cost.Shelf // set by Recover
+	prices  cost.Shelf // set by Recover
+	budgets budgets
 
 	audit    *audit
 	auditing sync.Once // starts its writing
@@ -107,6 +108,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 		schedules: make(chan struct{}, 1),
 	}
 	m.cfg.Usage = cfg.Usage.orDefault()
+	m.budgets.wake, m.budgets.tallies = make(chan struct{}, 1), map[string]*tally{}
 	m.pool = newPool(m, cfg.Pool)
 	m.audit = newAudit(db.AppendEvents)
 	return m
@@ -175,8 +177,12 @@ func (m *Manager) keepBox(b *box) {
 
 func (m *Manager) dropBox(id sandbox.ID) {
 	m.mu.Lock()
+	b := m.boxes[id]
 	delete(m.boxes, id)
 	m.mu.Unlock()
+	if b != nil {
+		m.budgets.ended(b)
+	}
 	if m.onEnd != nil {
 		m.onEnd(id)
 	}

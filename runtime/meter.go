@@ -56,8 +56,26 @@ type meter struct {
 	mu    sync.Mutex // held by a change of status until it is written
 	begun bool
 	slot  int
+	caps  caps
 	now   point           // what is known
 	wrote sandbox.Reading // the last one in the ledger
+
+	owner, project string // whose budgets it counts for
+}
+
+// whose returns the project and the owner of a sandbox; of one without a meter
+// none.
+func (t *meter) whose() (project, owner string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.project, t.owner
+}
+
+// permit notes what a sandbox can use at most from now on.
+func (t *meter) permit(c caps) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.caps = c
 }
 
 // point is a reading with what does not fill a unit yet.
@@ -139,7 +157,7 @@ func (p point) next(t instant, c counts, to sandbox.Status) point {
 }
 
 // begin starts a new sandbox's meter at its creation.
-func (b *box) begin(sb sandbox.Sandbox, boot string) {
+func (b *box) begin(sb sandbox.Sandbox, boot string, most caps) {
 	t := now()
 	age := max(0, t.wall.Sub(sb.CreatedAt).Milliseconds())
 	b.meter.mu.Lock()
@@ -151,15 +169,16 @@ func (b *box) begin(sb sandbox.Sandbox, boot string) {
 		p.Meters.Starts = 1
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = sb.Slot, p, true
+	b.meter.owner, b.meter.project, b.meter.caps = sb.Owner, sb.Spec.Project, most
 }
 
 // goOn starts the meter of a sandbox of an earlier daemon at its last reading.
 // After a crash of the host it is not known how long it ran: that time, and the
 // host's own, is none of running.
-func (b *box) goOn(row state.Row, last sandbox.Reading, boot string) {
+func (b *box) goOn(row state.Row, last sandbox.Reading, boot string, most caps) {
 	known := last.Sandbox != ""
 	if !known { // too young to have one
-		b.begin(row.Sandbox, boot)
+		b.begin(row.Sandbox, boot, most)
 		if row.Status == sandbox.StatusRunning && row.BootID == boot {
 			return
 		}
@@ -182,6 +201,7 @@ func (b *box) goOn(row state.Row, last sandbox.Reading, boot string) {
 		p = p.next(t, counts{memory: 0, storage: -1}, p.Status)
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = row.Slot, p, true
+	b.meter.owner, b.meter.project, b.meter.caps = row.Owner, row.Spec.Project, most
 }
 
 // measure reads a sandbox's counters; net holds those of all, nil where they

@@ -278,7 +278,7 @@ func TestDialPortAfterRestart(t *testing.T) {
 	if err := b.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.setStatus(sandbox.StatusCreating)
+	b.setStatus(sandbox.StatusCreating, "")
 	got := make(chan string, 1)
 	go func() { got <- dial() }()
 	select {
@@ -287,7 +287,7 @@ func TestDialPortAfterRestart(t *testing.T) {
 	case <-time.After(300 * time.Millisecond): // it has read the row by then
 	}
 	move("now")
-	b.setStatus(sandbox.StatusRunning)
+	b.setStatus(sandbox.StatusRunning, "")
 	b.unlock()
 	if got := <-got; got != "now" {
 		t.Errorf("reached %q", got)

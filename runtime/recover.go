@@ -58,9 +58,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 		// The row holds the counters of counted shells. One that has a PID 1
 		// with a start time is not among them.
 		b.earlier, b.counted = row.Usage, row.InitStart == 0
-		b.status = row.Status
+		b.setStatus(row.Status, row.Reason)
 		b.reach.recall(row, carried)
-		b.goOn(row, read[row.ID], m.cfg.BootID)
+		b.goOn(row, read[row.ID], m.cfg.BootID, m.caps(row.Spec))
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
@@ -92,6 +92,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 	_ = g.Wait()
 	m.removeBuilds(rows)
 	m.tidyUp(ctx, rows)
+	if err := m.openBudgets(ctx); err != nil {
+		return err
+	}
 	m.spawn(m.pruneForever)
 	m.spawn(m.hardenLeft)
 	m.spawn(m.keepSchedules)

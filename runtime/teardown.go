@@ -44,7 +44,10 @@ func (m *Manager) move(ctx context.Context, id sandbox.ID, to sandbox.Status, ch
 		return err
 	})
 	if err == nil {
-		b.setStatus(to)
+		b.setStatus(to, sb.Reason)
+		if to == sandbox.StatusRunning {
+			m.budgets.begun()
+		}
 	}
 	return sb, err
 }

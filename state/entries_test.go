@@ -174,7 +174,7 @@ func TestTotals(t *testing.T) {
 		}
 		for _, x := range all {
 			for i, at := range times {
-				if want := model(ledgerStart, ids[x.Sandbox], at); x.At[i] != want || x.Key == "" || x.Ended {
+				if want := model(ledgerStart, ids[x.Sandbox], at); x.At[i] != want || x.Key == "" || !x.EndedAt.IsZero() {
 					t.Fatalf("%s at %s: %+v, want %+v", x.Sandbox, at, x.At[i], want)
 				}
 			}

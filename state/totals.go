@@ -27,7 +27,7 @@ type TotalsQuery struct {
 type Totals struct {
 	Sandbox sandbox.ID
 	Key     string
-	Ended   bool
+	EndedAt time.Time // zero of one that lives
 	At      []sandbox.Meters
 }
 
@@ -92,7 +92,7 @@ func existed(n int) string {
 
 // totalsOf lists the sandboxes, and where each number stands in the list.
 func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []any) ([]Totals, map[int64]int, error) {
-	rows, err := t.QueryContext(ctx, `SELECT l.number, l.sandbox, `+key+`, l.ended_at IS NOT NULL FROM ledger l WHERE `+existed(0), filter...)
+	rows, err := t.QueryContext(ctx, `SELECT l.number, l.sandbox, `+key+`, coalesce(l.ended_at, 0) FROM ledger l WHERE `+existed(0), filter...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -101,7 +101,11 @@ func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []an
 		var number int64
 		var id string
 		v := Totals{At: make([]sandbox.Meters, times)}
-		err := row.Scan(&number, &id, &v.Key, &v.Ended)
+		var ended int64
+		err := row.Scan(&number, &id, &v.Key, &ended)
+		if ended != 0 {
+			v.EndedAt = time.UnixMilli(ended)
+		}
 		v.Sandbox = sandbox.ID(id)
 		places[number] = len(places)
 		return v, err

@@ -302,6 +302,6 @@ CREATE TABLE budgets (
 
 INSERT INTO entries VALUES (1, 'sandbox', 'sbaaaaaaaaaaaa', 'k1', 'cost', 1790000006000, 180000, 'model.tokens', 1200, '2026-09', 1200, '', 'uid:7', 'uid:7', '');
 INSERT INTO books VALUES ('2026-09', 'f', 1790000006000, '{"version":"2026-09","currency":"EUR","from":"2026-09-01T00:00:00Z","prices":{"model.tokens":{"price":"0.15","per":1000000,"unit":"token"}}}');
-INSERT INTO budgets VALUES ('bg1', 'owner', 'uid:7', 'money', 'month', '{"id":"bg1","scope":"owner","target":"uid:7","meter":"money","limit":"25000000000","period":"month","at":[{"percent":100,"action":"stop"}],"created_at":"2026-09-21T00:00:00Z"}', '{}');
+INSERT INTO budgets VALUES ('bg1', 'owner', 'uid:7', 'money', 'month', '{"budget":"bg1","scope":"owner","id":"uid:7","meter":"money","limit":"25000000000","period":"month","at":[{"percent":100,"action":"stop"}],"created_at":"2026-09-21T00:00:00Z","updated_at":"2026-09-21T00:00:00Z"}', '{}');
 
 UPDATE schema_version SET version = 7;

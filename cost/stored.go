@@ -1,0 +1,85 @@
+package cost
+
+import (
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// BudgetRequest sets the budget of one sandbox, project or owner, in place of
+// the one it has for the same meter and period.
+type BudgetRequest struct {
+	Sandbox string      `json:"sandbox,omitempty" maxLength:"63" doc:"Id, name or unique beginning of an id."`
+	Project string      `json:"project,omitempty" maxLength:"63"`
+	Owner   string      `json:"owner,omitempty" maxLength:"256" doc:"As records name it: uid:1000."`
+	Meter   Meter       `json:"meter" maxLength:"63" doc:"money, cpu, memory, storage, net, net_in, net_out, starts, wall, or a custom meter."`
+	Limit   string      `json:"limit" maxLength:"64" doc:"As 25 of money, 90m of cpu, 1.5 gib-hour of memory, 20 gib of net, 1000000 of tokens."`
+	Period  Period      `json:"period,omitempty" enum:"total,day,month" doc:"In UTC; total if absent."`
+	At      []Threshold `json:"at,omitempty" maxItems:"16" doc:"If absent, warn at 80 percent and stop at 100."`
+	Actor   string      `json:"-"`
+}
+
+// Budget returns the budget asked for. Class ErrInvalid.
+func (r BudgetRequest) Budget() (b Budget, err error) {
+	b = Budget{Meter: r.Meter, Period: r.Period, At: r.At}
+	if b.Scope, b.ID, err = OneTarget(r.Sandbox, r.Project, r.Owner); err != nil {
+		return b, err
+	}
+	if b.Limit, err = r.Meter.ParseLimit(r.Limit); err != nil {
+		return b, err
+	}
+	if b.Period == "" {
+		b.Period = Total
+	}
+	if len(b.At) == 0 {
+		b.At = DefaultThresholds()
+	}
+	return b, b.Validate()
+}
+
+// StoredBudget is a budget with its record.
+type StoredBudget struct {
+	Key string `json:"budget" doc:"Its own id."`
+	Budget
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
+	Actor     string    `json:"actor,omitempty" doc:"Who set it last."`
+}
+
+// budgetPrefix begins the id of every budget.
+const budgetPrefix = "bg"
+
+// NewBudgetKey returns a fresh id of a budget.
+func NewBudgetKey() string { return budgetPrefix + string(sandbox.NewID())[2:] }
+
+// BudgetState is a budget and how it stands.
+type BudgetState struct {
+	StoredBudget
+	LimitText   string      `json:"limit_text" doc:"The limit for people."`
+	Spent       Quantity    `json:"spent" doc:"In this period, in base units."`
+	SpentText   string      `json:"spent_text"`
+	Percent     int64       `json:"percent" doc:"Spent of the limit, rounded down."`
+	Since       time.Time   `json:"since,omitzero" doc:"When this period began; absent of a total."`
+	Until       time.Time   `json:"until,omitzero" doc:"When it ends."`
+	Holds       Action      `json:"holds,omitempty" doc:"pause or stop: nothing of it may be created, started or resumed."`
+	Fired       []Threshold `json:"fired,omitempty" doc:"Thresholds crossed in this period."`
+	ExhaustedIn *int64      `json:"exhausted_in_seconds,omitempty" doc:"How long the rest lasts at the present rate, if within the period."`
+}
+
+// Percent returns what spent is of the limit, rounded down.
+func (b Budget) Percent(spent Quantity) int64 {
+	if b.Limit.IsZero() || spent.hi >= 1<<56 {
+		return 0
+	}
+	// By halves: the quotient is needed to a percent only, and never more than fits.
+	limit := b.Limit
+	for limit.hi != 0 {
+		limit = Quantity{limit.hi >> 1, limit.lo>>1 | limit.hi<<63}
+		spent = Quantity{spent.hi >> 1, spent.lo>>1 | spent.hi<<63}
+	}
+	w, _ := wide{spent.lo, spent.hi}.mul(100).div(limit.lo)
+	if w[1] != 0 || w[2] != 0 || w[0] > 1<<62 {
+		return 1 << 62
+	}
+	return int64(w[0])
+}

@@ -1,0 +1,329 @@
+package runtime
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+func setBudget(t *testing.T, h *house, req cost.BudgetRequest) cost.BudgetState {
+	t.Helper()
+	s, err := h.SetBudget(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// told lists the events of budgets, oldest first.
+func told(t *testing.T, h *house) (out []string) {
+	t.Helper()
+	events, err := h.Events(t.Context(), 0, "", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		if strings.HasPrefix(e.Type, eventBudget) {
+			out = append(out, strings.TrimSuffix(e.Type+" "+e.Data["percent"], " "))
+		}
+	}
+	return out
+}
+
+// perSecond has a book in which a second of cpu costs one, and little else anything.
+func perSecond() func(*Config) {
+	b := priced("v", day(-3), cost.Unit)
+	delete(b.Prices, cost.MeterStarts)
+	return withPrices(b)
+}
+
+func owned(t *testing.T, h *house, owner, project string) sandbox.Sandbox {
+	t.Helper()
+	sb, err := h.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{Project: project}, Actor: owner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
+func isSpent(err error) bool { return sandbox.CodeOf(err) == "budget_exhausted" }
+
+// TestBudgetStops: nobody asks, and the sandbox of the spent budget is stopped
+// with its files; nothing of it begins until the budget is raised.
+func TestBudgetStops(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	sb, other := owned(t, h, "uid:1", ""), owned(t, h, "uid:2", "")
+	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "100"})
+	if b.Holds != cost.ActionNone || b.LimitText != "100" || b.Percent > 2 {
+		t.Fatalf("%+v", b)
+	}
+	k.burn(sb.ID, 85_000_000)
+	if b, err := h.Budget(t.Context(), b.Key); err != nil || b.Percent < 85 || b.Percent > 87 || len(b.Fired) != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	k.burn(sb.ID, 20_000_000)
+	got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
+	if got.Reason != sandbox.ReasonBudget || !strings.Contains(got.Detail, b.Key) {
+		t.Errorf("stopped for %s: %s", got.Reason, got.Detail)
+	}
+	if s := h.get(t, other.ID); s.Status != sandbox.StatusRunning {
+		t.Errorf("the other's is %s", s.Status)
+	}
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {
+		t.Errorf("start: %v", err)
+	}
+	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: "uid:1"}); !isSpent(err) {
+		t.Errorf("create: %v", err)
+	}
+	owned(t, h, "uid:2", "")
+	if got, want := told(t, h), []string{"budget.set", "budget.warn 80", "budget.stop 100"}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	h.crash() // the next daemon finds the same before its first request
+	h = openWith(t, k, dir, perSecond())
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {
+		t.Errorf("start after a crash: %v", err)
+	}
+	if again := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "1000"}); again.Key != b.Key || again.Holds != cost.ActionNone {
+		t.Errorf("raised: %+v", again)
+	}
+	if row, err := h.Start(t.Context(), string(sb.ID), ""); err != nil || row.Reason != sandbox.ReasonNone || row.Status != sandbox.StatusRunning {
+		t.Errorf("start: %s %s, %v", row.Status, row.Reason, err)
+	}
+	if err := h.RemoveBudget(t.Context(), b.Key, ""); err != nil {
+		t.Error(err)
+	}
+	if err := h.RemoveBudget(t.Context(), b.Key, ""); sandbox.CodeOf(err) != "budget_not_found" {
+		t.Errorf("removed twice: %v", err)
+	}
+	if n := len(told(t, h)); n != 5 {
+		t.Errorf("events %v", told(t, h))
+	}
+	h.agree(t)
+}
+
+// TestBudgetPauses: what a budget has paused goes on when it is raised, unless
+// another one pauses it; what people paused stays so.
+func TestBudgetPauses(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	sb, theirs := owned(t, h, "uid:1", "prj_a"), owned(t, h, "uid:1", "prj_a")
+	if _, err := h.Pause(t.Context(), string(theirs.ID), "uid:1"); err != nil {
+		t.Fatal(err)
+	}
+	pause := []cost.Threshold{{Percent: 100, Action: cost.ActionPause}}
+	project := cost.BudgetRequest{Project: "prj_a", Meter: cost.MeterMoney, Limit: "50", At: pause}
+	owner := cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterCPU, Limit: "60s", At: pause, Period: cost.Day}
+	setBudget(t, h, project)
+	setBudget(t, h, owner)
+	k.burn(sb.ID, 70_000_000)
+	status := func(s sandbox.Status) func(sandbox.Sandbox) bool {
+		return func(sb sandbox.Sandbox) bool { return sb.Status == s }
+	}
+	if got := until(t, h, sb.ID, status(sandbox.StatusPaused)); got.Reason != sandbox.ReasonBudget || !k.isFrozen(sb.ID) {
+		t.Fatalf("%s, frozen %v", got.Reason, k.isFrozen(sb.ID))
+	}
+	if _, err := h.Resume(t.Context(), string(sb.ID), ""); !isSpent(err) {
+		t.Errorf("resume: %v", err)
+	}
+	h.crash()
+	h = openWith(t, k, dir, perSecond())
+	if s := h.get(t, sb.ID); s.Status != sandbox.StatusPaused || !k.isFrozen(sb.ID) {
+		t.Errorf("after a crash %s", s.Status)
+	}
+	project.Limit = "500"
+	setBudget(t, h, project) // the owner's still holds
+	if _, err := h.Budgets(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.get(t, sb.ID); s.Status != sandbox.StatusPaused {
+		t.Errorf("with one of two budgets raised it is %s", s.Status)
+	}
+	owner.Limit = "600s"
+	setBudget(t, h, owner)
+	if got := until(t, h, sb.ID, status(sandbox.StatusRunning)); got.Reason != sandbox.ReasonNone || k.isFrozen(sb.ID) {
+		t.Errorf("resumed: %s, frozen %v", got.Reason, k.isFrozen(sb.ID))
+	}
+	if s := h.get(t, theirs.ID); s.Status != sandbox.StatusPaused {
+		t.Errorf("what they paused is %s", s.Status)
+	}
+	if got := told(t, h); !slices.Contains(got, "budget.resume") || !slices.Contains(got, "budget.pause 100") {
+		t.Errorf("events %v", got)
+	}
+	h.agree(t)
+}
+
+// budgetSteps are the steps of a budget's stop at which the daemon may be killed.
+var budgetSteps = []string{"cgroup.freeze", "cgroup.kill", "net.detach", "cgroup.remove", "shell.remove", "rootfs.clean"}
+
+// TestCrashInBudgetStop: wherever the daemon is killed, the next one ends what
+// it began, tells each threshold once, and spent is what was.
+func TestCrashInBudgetStop(t *testing.T) {
+	for _, step := range budgetSteps {
+		for _, after := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", step, after), func(t *testing.T) {
+				k, dir := newKernel(t), t.TempDir()
+				h := openWith(t, k, dir, perSecond())
+				sb := owned(t, h, "uid:1", "")
+				b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10"})
+				k.killAt(step, after)
+				k.burn(sb.ID, 11_000_000)
+				go func(h *house) { _, _ = h.Budget(t.Context(), b.Key) }(h)
+				k.waitDead(t, step)
+				h.crash()
+				k.revive()
+				h = openWith(t, k, dir, perSecond())
+				got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
+				if got.Status != sandbox.StatusStopped {
+					t.Fatalf("%s for %s", got.Status, got.Reason)
+				}
+				if got, want := told(t, h), []string{"budget.set", "budget.warn 80", "budget.stop 100"}; !slices.Equal(got, want) {
+					t.Errorf("events %v, want %v", got, want)
+				}
+				now, err := h.Budget(t.Context(), b.Key)
+				if s := spent(t, h, cost.StatementQuery{Owner: "uid:1"}); err != nil || cost.Count(uint64(s.Total.Cost)) != now.Spent {
+					t.Errorf("spent %s, the statement says %s, %v", now.SpentText, s.Total.Cost, err)
+				}
+				if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {
+					t.Errorf("start: %v", err)
+				}
+				h.agree(t)
+			})
+		}
+	}
+}
+
+// TestBudgetsCount: over many lives, looks and crashes a budget has spent what
+// the statement of its scope says, to the nano.
+func TestBudgetsCount(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	reqs := []cost.BudgetRequest{
+		{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "1000000"}, {Project: "prj_a", Meter: cost.MeterMoney, Limit: "1000000", Period: cost.Month},
+		{Project: "prj_b", Meter: "model.tokens", Limit: "1000000000", Period: cost.Day},
+	}
+	tokens := uint64(0)
+	var living []sandbox.Sandbox
+	for i := range 120 {
+		if i == 30 {
+			for _, r := range reqs {
+				setBudget(t, h, r)
+			}
+		}
+		switch rng.IntN(6) {
+		case 0, 1:
+			if len(living) < 6 {
+				living = append(living, owned(t, h, []string{"uid:1", "uid:2"}[rng.IntN(2)], []string{"prj_a", "prj_b", ""}[rng.IntN(3)]))
+			}
+		case 2:
+			if len(living) > 0 {
+				n := rng.IntN(len(living))
+				k.burn(living[n].ID, uint64(rng.IntN(1_000_000)))
+				if _, err := h.Remove(t.Context(), string(living[n].ID), ""); err != nil {
+					t.Fatal(err)
+				}
+				living = slices.Delete(living, n, n+1)
+			}
+		case 3:
+			n := rng.Uint64N(1000) + 1
+			req := cost.EntryRequest{Kind: cost.KindCost, Project: "prj_b", Meter: "model.tokens", Quantity: cost.Count(n)}
+			if _, err := h.PostEntry(t.Context(), req); err != nil {
+				t.Fatal(err)
+			}
+			tokens += n
+		case 4:
+			for _, sb := range living {
+				k.burn(sb.ID, uint64(rng.IntN(300_000)))
+			}
+		case 5:
+			if rng.IntN(3) == 0 {
+				h.crash()
+				h = openWith(t, k, dir, perSecond())
+			}
+		}
+	}
+	for _, sb := range living {
+		if _, err := h.Remove(t.Context(), string(sb.ID), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func() {
+		t.Helper()
+		all, err := h.Budgets(t.Context())
+		if err != nil || len(all) != 3 {
+			t.Fatalf("%d, %v", len(all), err)
+		}
+		for _, b := range all {
+			want := cost.Count(tokens)
+			if b.Meter == cost.MeterMoney {
+				q := cost.StatementQuery{Project: b.ID}
+				if b.Scope == cost.ScopeOwner {
+					q = cost.StatementQuery{Owner: b.ID}
+				}
+				want = cost.Count(uint64(spent(t, h, q).Total.Cost))
+			}
+			if b.Spent != want || want.IsZero() {
+				t.Errorf("%s %s has spent %s, the statement says %s", b.Scope, b.ID, b.Spent, want)
+			}
+		}
+	}
+	check()
+	h.crash()
+	h = openWith(t, k, dir, perSecond())
+	check()
+}
+
+// TestBudgetOfTokens: entries alone spend it, and it acts when one comes.
+func TestBudgetOfTokens(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	sb := owned(t, h, "uid:1", "prj_a")
+	b := setBudget(t, h, cost.BudgetRequest{Sandbox: string(sb.ID), Meter: "model.tokens", Limit: "1000"})
+	enter := func(n uint64) {
+		t.Helper()
+		if _, err := h.PostEntry(t.Context(), cost.EntryRequest{Kind: cost.KindCost, Sandbox: string(sb.ID), Meter: "model.tokens", Quantity: cost.Count(n)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enter(999)
+	if b, err := h.Budget(t.Context(), b.Key); err != nil || b.Percent != 99 || b.Holds != cost.ActionNone {
+		t.Errorf("%+v, %v", b, err)
+	}
+	enter(1)
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
+	for _, bad := range []cost.BudgetRequest{
+		{Owner: "x", Meter: "money", Limit: "0"}, {Owner: "x", Meter: "cpu", Limit: "5 gib"}, {Meter: "cpu", Limit: "5s"},
+		{Sandbox: "nobody", Meter: "cpu", Limit: "5s"}, {Owner: "x", Meter: "cpu", Limit: "5s", Period: "week"},
+		{Owner: "x", Meter: "cpu", Limit: "5s", At: []cost.Threshold{{Percent: 0, Action: cost.ActionWarn}}},
+	} {
+		if s, err := h.SetBudget(t.Context(), bad); err == nil {
+			t.Errorf("%+v was set: %+v", bad, s)
+		}
+	}
+}
+
+// TestLooksAreFew: without anything that spends, nobody looks.
+func TestLooksAreFew(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10"})
+	next := func() time.Duration {
+		h.budgets.mu.Lock()
+		defer h.budgets.mu.Unlock()
+		return time.Until(h.budgets.tallies[b.Key].next)
+	}
+	if d := next(); d < 30*time.Second {
+		t.Errorf("nothing lives, and the next look is in %s", d)
+	}
+	owned(t, h, "uid:1", "")
+	testenv.Eventually(t, 10*time.Second, "a new sandbox makes the next look come sooner", func() bool { return next() < 30*time.Second })
+}

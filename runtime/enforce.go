@@ -1,0 +1,99 @@
+package runtime
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// enforce makes all that lives in a budget's scope be as it must, and reports
+// whether something is not so yet. It waits for none of it.
+func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string) (again bool) {
+	for _, x := range m.inScope(b) {
+		project, owner := x.meter.whose()
+		x.mu.Lock()
+		do, busy := wanted(holds, x.status, x.byBudget), x.acted
+		if do == cost.ActionResume && m.allow(string(x.id), project, owner) != nil {
+			do = cost.ActionNone // another one holds it
+		}
+		x.acted = busy || do != cost.ActionNone
+		x.mu.Unlock()
+		if do == cost.ActionNone {
+			continue
+		}
+		again = true
+		if !busy {
+			m.spawn(func() { m.carryOut(x, do, key) })
+		}
+	}
+	return again
+}
+
+// wanted is what to do with a sandbox in some status.
+func wanted(holds cost.Action, s sandbox.Status, byBudget bool) cost.Action {
+	switch {
+	case holds == cost.ActionPause && s == sandbox.StatusRunning:
+		return cost.ActionPause
+	case holds == cost.ActionStop && (s == sandbox.StatusRunning || s == sandbox.StatusPaused):
+		return cost.ActionStop
+	case holds == cost.ActionNone && s == sandbox.StatusPaused && byBudget:
+		return cost.ActionResume
+	}
+	return cost.ActionNone
+}
+
+// carryOut pauses, stops or resumes a sandbox. What does not work is tried again
+// after the next look.
+func (m *Manager) carryOut(x *box, do cost.Action, key string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), actTimeout)
+	defer cancel()
+	_, err := m.change(ctx, string(x.id), func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+		reason, detail := sandbox.ReasonBudget, "budget "+key+" was spent"
+		// What was found may be over: somebody else had the sandbox until now.
+		switch {
+		case do == cost.ActionPause && sb.Status == sandbox.StatusRunning:
+			return m.setFrozen(ctx, b, sb, sandbox.StatusPaused, state.Change{Actor: "daemon", Reason: &reason, Detail: &detail})
+		case do == cost.ActionResume && sb.Status == sandbox.StatusPaused && sb.Reason == sandbox.ReasonBudget:
+			return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned("daemon"))
+		case do == cost.ActionStop && (sb.Status == sandbox.StatusRunning || sb.Status == sandbox.StatusPaused):
+			// At once: nobody is asked to end, for that would be paid with what
+			// is not there. A crash after this lets it go on until the next
+			// daemon looks.
+			if err := m.cgroup.Freeze(ctx, b.id); err != nil {
+				m.log.Warn("freeze a sandbox before its stop", "sandbox", b.id, "err", err)
+			}
+			if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
+				return sb, err
+			}
+			return m.halt(ctx, b, sb, state.Change{Actor: "daemon", Reason: &reason, Detail: &detail})
+		}
+		return sb, nil
+	})
+	x.mu.Lock()
+	x.acted = false
+	x.mu.Unlock()
+	if err != nil && m.life.Err() == nil && m.box(x.id) == x {
+		m.log.Error("carry out a budget: tried again soon", "budget", key, "sandbox", x.id, "action", do, "err", err)
+	}
+}
+
+// hostMemory is all memory of this host, in bytes.
+var hostMemory = sync.OnceValue(func() uint64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err == nil {
+		for line := range strings.Lines(string(b)) {
+			if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+				if kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 40); err == nil {
+					return kib << 10
+				}
+			}
+		}
+	}
+	return 1 << 46
+})
