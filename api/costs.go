@@ -12,3 +12,8 @@ type EntryList struct {
 	Items []cost.Posted `json:"items"`
 	Next  int64         `json:"next,omitempty" doc:"Ask again with before=this; absent on the last page."`
 }
+
+// BudgetList lists the budgets, by target.
+type BudgetList struct {
+	Items []cost.BudgetState `json:"items"`
+}

@@ -199,7 +199,6 @@ func (m *Manager) SetBudget(ctx context.Context, req cost.BudgetRequest) (cost.B
 	}
 	m.record(ctx, sandbox.Event{Sandbox: sandboxOf(b), Type: eventBudget + "set", Actor: req.Actor, Data: budgetData(row.StoredBudget)})
 	m.assess(ctx, nil) // all: a pause by one may end where another still holds
-	m.budgets.poke()
 	return m.Budget(ctx, row.Key)
 }
 
@@ -327,8 +326,8 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 			}
 		}
 		b.mu.Unlock()
-		b.poke() // the plan has changed
 	}
+	b.poke() // the plan has changed
 }
 
 func minTime(a, b time.Time) time.Time {

@@ -24,6 +24,7 @@ type Manager interface {
 	Faults
 	Reports
 	Costs
+	Budgets
 	// Files returns the file work of a running sandbox.
 	Files(ctx context.Context, ref string) (sandbox.Files, error)
 	// Doctor examines the host.

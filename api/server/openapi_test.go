@@ -19,6 +19,7 @@ var routes = []string{
 	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
 	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "PUT /v1/sandboxes/{ref}/network", "GET /v1/pool", "GET /v1/usage",
 	"GET /v1/prices", "POST /v1/costs", "POST /v1/revenue", "GET /v1/costs", "GET /v1/costs/report",
+	"POST /v1/budgets", "GET /v1/budgets", "GET /v1/budgets/{budget}", "DELETE /v1/budgets/{budget}",
 	"PUT /v1/sandboxes/{ref}/network/fault", "GET /v1/sandboxes/{ref}/network/fault", "DELETE /v1/sandboxes/{ref}/network/fault",
 	"POST /v1/sandboxes/{ref}/snapshots", "GET /v1/snapshots", "GET /v1/snapshots/{ref}", "DELETE /v1/snapshots/{ref}",
 	"POST /v1/snapshots/{ref}/fork", "POST /v1/sandboxes/{ref}/fork", "POST /v1/sandboxes/{ref}/rollback", "POST /v1/sandboxes/{ref}/undo",

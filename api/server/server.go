@@ -63,6 +63,7 @@ func (s *server) routes() {
 	s.systemRoutes()
 	s.usageRoutes()
 	s.costRoutes()
+	s.budgetRoutes()
 	s.sandboxRoutes()
 	s.snapshotRoutes()
 	s.networkViewRoutes()

@@ -25,6 +25,7 @@ type Memory struct {
 	schedules []sandbox.Schedule
 	ports     []sandbox.Port
 	entries   []cost.Posted
+	budgets   []cost.BudgetState
 	events    []sandbox.Event
 	subs      map[chan struct{}]bool
 

@@ -1,0 +1,113 @@
+//go:build root
+
+package integration
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// burn keeps two processors busy in a sandbox; nobody stays connected.
+func (d *daemon) burn(t testing.TB, id sandbox.ID) {
+	t.Helper()
+	for range 2 {
+		if _, err := d.StartProcess(t.Context(), string(id), sandbox.ProcessSpec{Argv: []string{"/bin/sh", "-c", "while :; do :; done"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// spentBy is what an owner's or project's sandboxes have cost so far.
+func (d *daemon) spentBy(t testing.TB, key string) cost.BudgetState {
+	t.Helper()
+	s, err := d.Budget(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestBudgetStopsBurner: two busy processors are stopped at most a second of
+// usage past the budget, also where the daemon was killed just before; what
+// a budget has paused goes on when it is raised.
+func TestBudgetStopsBurner(t *testing.T) {
+	aSecond := cost.Nano(min(2, runtime.NumCPU())) * cost.Unit // of two burning ones
+	for name, kill := range map[string]bool{"daemon lives": false, "daemon killed before": true} {
+		t.Run(name, func(t *testing.T) {
+			d := install(t, books())
+			sb := d.create(t, sandbox.Spec{Project: "prj_burn"})
+			limit := 6 * cost.Unit
+			b, err := d.SetBudget(t.Context(), cost.BudgetRequest{Project: "prj_burn", Meter: cost.MeterMoney, Limit: limit.String()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.burn(t, sb.ID)
+			if kill {
+				before := cost.Count(uint64(limit - aSecond))
+				testenv.Eventually(t, 60*time.Second, "a second of usage is left", func() bool { return d.spentBy(t, b.Key).Spent.Cmp(before) >= 0 })
+				d.kill()
+				d.start()
+			}
+			var got sandbox.Sandbox
+			testenv.Eventually(t, 60*time.Second, "the sandbox is stopped", func() bool {
+				var err error
+				got, err = d.Sandbox(t.Context(), string(sb.ID))
+				return err == nil && got.Status == sandbox.StatusStopped
+			})
+			s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_burn"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			over := s.Total.Cost - limit
+			t.Logf("stopped %s past the budget of %s", over, limit)
+			if over < 0 || over > aSecond || got.Reason != sandbox.ReasonBudget {
+				t.Errorf("stopped %s past the budget of %s, for %s: want at most %s", over, limit, got.Reason, aSecond)
+			}
+			if now := d.spentBy(t, b.Key); now.Spent != cost.Count(uint64(s.Total.Cost)) || now.Holds != cost.ActionStop {
+				t.Errorf("the budget has spent %s, the statement says %s", now.SpentText, s.Total.Cost)
+			}
+			if _, err := d.Start(t.Context(), string(sb.ID)); sandbox.CodeOf(err) != "budget_exhausted" {
+				t.Errorf("start: %v", err)
+			}
+			if _, err := d.Create(t.Context(), sandbox.Spec{Project: "prj_burn"}, ""); sandbox.CodeOf(err) != "budget_exhausted" {
+				t.Errorf("create: %v", err)
+			}
+		})
+	}
+	t.Run("pause and raise", func(t *testing.T) {
+		d := install(t, books())
+		sb := d.create(t, sandbox.Spec{Project: "prj_burn"})
+		req := cost.BudgetRequest{Project: "prj_burn", Meter: cost.MeterCPU, Limit: "2s", At: []cost.Threshold{{Percent: 100, Action: cost.ActionPause}}}
+		if _, err := d.SetBudget(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		d.burn(t, sb.ID)
+		status := func(want sandbox.Status) func() bool {
+			return func() bool {
+				got, err := d.Sandbox(t.Context(), string(sb.ID))
+				return err == nil && got.Status == want
+			}
+		}
+		testenv.Eventually(t, 60*time.Second, "the sandbox is paused", status(sandbox.StatusPaused))
+		u := d.usage(t, string(sb.ID))
+		if u.CPUMicros > 4_000_000 {
+			t.Errorf("%d µs of cpu with a budget of two seconds", u.CPUMicros)
+		}
+		d.kill()
+		d.start()
+		if now := d.usage(t, string(sb.ID)); now.CPUMicros > u.CPUMicros+1_000_000 || !status(sandbox.StatusPaused)() {
+			t.Errorf("%d µs of cpu after another start, %d before", now.CPUMicros, u.CPUMicros)
+		}
+		req.Limit = "1000s"
+		if _, err := d.SetBudget(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 60*time.Second, "the sandbox goes on", status(sandbox.StatusRunning))
+		testenv.Eventually(t, 60*time.Second, "and works", func() bool { return d.usage(t, string(sb.ID)).CPUMicros > u.CPUMicros+1_000_000 })
+	})
+}
