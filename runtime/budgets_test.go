@@ -208,7 +208,8 @@ func TestBudgetsCount(t *testing.T) {
 	k, dir := newKernel(t), t.TempDir()
 	h := openWith(t, k, dir, perSecond())
 	reqs := []cost.BudgetRequest{
-		{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "1000000"}, {Project: "prj_a", Meter: cost.MeterMoney, Limit: "1000000", Period: cost.Month},
+		{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "1000000"},
+		{Project: "prj_a", Meter: cost.MeterMoney, Limit: "1000000", Period: cost.Month},
 		{Project: "prj_b", Meter: "model.tokens", Limit: "1000000000", Period: cost.Day},
 	}
 	tokens := uint64(0)
@@ -301,8 +302,11 @@ func TestBudgetOfTokens(t *testing.T) {
 	enter(1)
 	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
 	for _, bad := range []cost.BudgetRequest{
-		{Owner: "x", Meter: "money", Limit: "0"}, {Owner: "x", Meter: "cpu", Limit: "5 gib"}, {Meter: "cpu", Limit: "5s"},
-		{Sandbox: "nobody", Meter: "cpu", Limit: "5s"}, {Owner: "x", Meter: "cpu", Limit: "5s", Period: "week"},
+		{Owner: "x", Meter: "money", Limit: "0"},
+		{Owner: "x", Meter: "cpu", Limit: "5 gib"},
+		{Meter: "cpu", Limit: "5s"},
+		{Sandbox: "nobody", Meter: "cpu", Limit: "5s"},
+		{Owner: "x", Meter: "cpu", Limit: "5s", Period: "week"},
 		{Owner: "x", Meter: "cpu", Limit: "5s", At: []cost.Threshold{{Percent: 0, Action: cost.ActionWarn}}},
 	} {
 		if s, err := h.SetBudget(t.Context(), bad); err == nil {
