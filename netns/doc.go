@@ -201,31 +201,32 @@
 //	  }
 //	  chain sends-00 { # what a list means, or whatever follows
 //	    (iifname . iifname map @generations . 1 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto prohibited
-//	    (iifname . iifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 accept
+//	    (iifname . iifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto passed
 //	  }
 //	  chain receives-00 { # what a list means, or whatever follows
 //	    (oifname . oifname map @generations . 1 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto prohibited
-//	    (oifname . oifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 accept
+//	    (oifname . oifname map @generations . 2 . ct original ip daddr) map @places-00 . ct protocol . ct original proto-dst @ports-00 goto passed
 //	  }
 //	  chain outbound { # sandbox to anywhere but the host
 //	    oifname "vsb*" goto between
-//	    ct state established,new iifname . ct mark @granted accept
+//	    ct state established iifname . ct mark @granted iifname @sent accept
+//	    ct state established,new iifname . ct mark @granted goto passed
 //	    ip daddr @closed goto prohibited
 //	    ct original ip daddr @closed goto prohibited
 //	    ct protocol . ct original proto-dst @names goto prohibited
 //	    iifname @gated ct protocol . ct original proto-dst @web goto prohibited
 //	    iifname map @shelves vmap @shelves_out
-//	    iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins accept
-//	    iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @pins accept
-//	    iifname . iifname map @generations . 0 . 0 . ct original ip daddr @pins accept
-//	    iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins accept
-//	    ct state established iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past accept
-//	    ct state established iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @past accept
-//	    ct state established iifname . iifname map @generations . 0 . 0 . ct original ip daddr @past accept
-//	    ct state established iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past accept
+//	    iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins goto passed
+//	    iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @pins goto passed
+//	    iifname . iifname map @generations . 0 . 0 . ct original ip daddr @pins goto passed
+//	    iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins goto passed
+//	    ct state established iifname . iifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past goto passed
+//	    ct state established iifname . iifname map @generations . ct protocol . 0 . ct original ip daddr @past goto passed
+//	    ct state established iifname . iifname map @generations . 0 . 0 . ct original ip daddr @past goto passed
+//	    ct state established iifname . iifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past goto passed
 //	    iifname != @open goto prohibited
 //	    ct original ip daddr @private goto prohibited
-//	    accept
+//	    goto passed
 //	  }
 //	  chain between { # sandbox to sandbox: of one group only
 //	    iifname map @groups . ip daddr @members goto fellows
@@ -234,7 +235,7 @@
 //	  chain fellows { # within a group, what who began it does not deny itself
 //	    ct direction original iifname map @shelves vmap @shelves_out
 //	    ct direction reply oifname map @shelves vmap @shelves_in
-//	    accept
+//	    goto passed
 //	  }
 //	  chain inbound { # anywhere but the host to a sandbox: answers only
 //	    ct direction original goto unasked
@@ -243,22 +244,23 @@
 //	    goto unasked
 //	  }
 //	  chain answer { # to what a sandbox began
-//	    oifname . ct mark @granted accept
+//	    oifname . ct mark @granted oifname @received accept
+//	    oifname . ct mark @granted goto passed
 //	    ct original ip daddr @closed goto prohibited
 //	    ct protocol . ct original proto-dst @names goto prohibited
 //	    oifname @gated ct protocol . ct original proto-dst @web goto prohibited
 //	    oifname map @shelves vmap @shelves_in
-//	    oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins accept
-//	    oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @pins accept
-//	    oifname . oifname map @generations . 0 . 0 . ct original ip daddr @pins accept
-//	    oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins accept
-//	    ct state established oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past accept
-//	    ct state established oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @past accept
-//	    ct state established oifname . oifname map @generations . 0 . 0 . ct original ip daddr @past accept
-//	    ct state established oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past accept
+//	    oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @pins goto passed
+//	    oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @pins goto passed
+//	    oifname . oifname map @generations . 0 . 0 . ct original ip daddr @pins goto passed
+//	    oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @pins goto passed
+//	    ct state established oifname . oifname map @generations . ct protocol . ct original proto-dst . ct original ip daddr @past goto passed
+//	    ct state established oifname . oifname map @generations . ct protocol . 0 . ct original ip daddr @past goto passed
+//	    ct state established oifname . oifname map @generations . 0 . 0 . ct original ip daddr @past goto passed
+//	    ct state established oifname . oifname map @generations . 255 . ct protocol . ct original proto-dst map @classes . ct original ip daddr @past goto passed
 //	    oifname != @open goto prohibited
 //	    ct original ip daddr @private goto prohibited
-//	    accept
+//	    goto passed
 //	  }
 //	  chain forward { # through the host
 //	    type filter hook forward priority -10; policy accept;
@@ -267,13 +269,13 @@
 //	    iifname @uplinks drop
 //	  }
 //	  chain passed { # what may pass: counted, and its flow marked as granted
-//	    type filter hook forward priority -9; policy accept;
 //	    oifname "vsb*" oifname @received
-//	    iifname != "vsb*" return
+//	    iifname != "vsb*" accept
 //	    iifname @sent
 //	    ct state new add @told_granted { iifname timeout 1m limit rate 20/second burst 100 packets } log group 23473 snaplen 128
-//	    oifname "vsb*" return
+//	    oifname "vsb*" accept
 //	    ct mark set iifname map @generations
+//	    accept
 //	  }
 //	  chain masquerade { # leave with the host's address
 //	    type nat hook postrouting priority 100; policy accept;

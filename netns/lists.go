@@ -101,7 +101,7 @@ func listChains() []chainPlan {
 		for _, d := range []direction{outward, inward} {
 			out = append(out, chainPlan{name: d.chain(i), what: "what a list means, or whatever follows", back: true, twin: i > 0, rules: []rulePlan{
 				rule(d.listed(i, listDeny), jump("prohibited")),
-				rule(d.listed(i, listAllow), accept),
+				rule(d.listed(i, listAllow), jump("passed")),
 			}})
 		}
 	}
@@ -240,7 +240,7 @@ func (d direction) pinned(set string, when ...part) []rulePlan {
 		exprs := append(d.byPolicy(), kind.load...)
 		exprs = append(exprs, &expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord7}, &expr.Lookup{SourceRegister: reg1, SetName: set})
 		text := fmt.Sprintf("%s . %s . ct original ip daddr @%s", d.policyText(), kind.text, set)
-		out = append(out, rule(append(when, part{text, exprs}, accept)...))
+		out = append(out, rule(append(when, part{text, exprs}, jump("passed"))...))
 	}
 	return out
 }

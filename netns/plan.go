@@ -26,7 +26,6 @@ const (
 	priorityLocal    = -150 // mangle: tracking known, destination NAT (-100) not done yet
 	priorityRedirect = -105 // just before the host's own dstnat
 	priorityFilter   = -10  // just before the host's filter chains
-	priorityPassed   = -9   // what they let through
 	priorityMasq     = 100  // srcnat
 	flowsPerSandbox  = 8192 // tracked connections; the host's table has room for 65,536 and more
 
@@ -197,7 +196,7 @@ func judgement(d direction, link part) []rulePlan {
 	}, d.pinned(setPins), d.pinned(setPast, state("established", stateEstablished)), []rulePlan{
 		rule(link, notIn(setOpen), jump("prohibited")),
 		rule(toward, in(setPrivate), jump("prohibited")),
-		rule(accept),
+		rule(jump("passed")),
 	})
 }
 
@@ -238,7 +237,8 @@ func planForward() []chainPlan {
 			name: "outbound", what: "sandbox to anywhere but the host",
 			rules: append([]rulePlan{
 				rule(toSandbox, jump("between")),
-				rule(state("established,new", stateEstablished|stateNew), inMark, in(setGranted), accept),
+				rule(state("established", stateEstablished), inMark, in(setGranted), iifname, in(setSent), accept), // most packets
+				rule(state("established,new", stateEstablished|stateNew), inMark, in(setGranted), jump("passed")),
 				rule(daddr, in(setClosed), jump("prohibited")), // behind a NAT of the host's own, too
 			}, judgement(outward, iifname)...),
 		},
@@ -251,7 +251,7 @@ func planForward() []chainPlan {
 			rules: []rulePlan{
 				rule(original, outward.shelf()),
 				rule(reply, inward.shelf()),
-				rule(accept),
+				rule(jump("passed")),
 			},
 		},
 		{
@@ -265,7 +265,10 @@ func planForward() []chainPlan {
 		},
 		{
 			name: "answer", what: "to what a sandbox began",
-			rules: append([]rulePlan{rule(outMark, in(setGranted), accept)}, judgement(inward, oifname)...),
+			rules: append([]rulePlan{
+				rule(outMark, in(setGranted), oifname, in(setReceived), accept), // most packets
+				rule(outMark, in(setGranted), jump("passed")),
+			}, judgement(inward, oifname)...),
 		},
 		{
 			name: "forward", what: "through the host", kind: filter,
@@ -277,15 +280,15 @@ func planForward() []chainPlan {
 			},
 		},
 		{
-			name: "passed", what: "what may pass: counted, and its flow marked as granted", kind: filter,
-			hook: nftables.ChainHookForward, priority: priorityPassed,
+			name: "passed", what: "what may pass: counted, and its flow marked as granted",
 			rules: []rulePlan{
 				rule(toSandbox, oifname, in(setReceived)),
-				rule(notFromSandbox, ret),
+				rule(notFromSandbox, accept),
 				rule(iifname, in(setSent)),
 				rule(state("new", stateNew), tellGranted),
-				rule(toSandbox, ret),
+				rule(toSandbox, accept),
 				rule(markFlow),
+				rule(accept),
 			},
 		},
 		{
