@@ -666,3 +666,42 @@ func TestOffKeepsWhatTheHostBegan(t *testing.T) {
 		t.Errorf("a connection into the sandbox broke: %v", err)
 	}
 }
+
+// TestOpenOverAnEarlierLayout: where lists were in chains and sets of each
+// link's own, nobody gets past them before Recover has made them anew.
+func TestOpenOverAnEarlierLayout(t *testing.T) {
+	newWorld(t)
+	id := sandbox.NewID()
+	link := linkName(id)
+	layout := fmt.Sprintf(`table inet %[1]s {
+		map denied { type ifname : verdict; }
+		set open { type ifname; elements = { %[2]s } }
+		chain prohibited { drop; }
+		set denied-%[2]s-00000001 { type ipv4_addr . inet_proto . inet_service; flags interval; }
+		chain deny-%[2]s-00000001 { ip daddr . meta l4proto . th dport @denied-%[2]s-00000001 goto prohibited; }
+		chain outbound { iifname vmap @denied; }
+		chain forward { type filter hook forward priority -10; iifname "vsb*" goto outbound; }
+		chain passed { type filter hook forward priority -9; iifname @open counter; }
+	}
+	add element inet %[1]s denied { %[2]s : goto deny-%[2]s-00000001 }`, tableName, link)
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(layout)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	h := openHost(t, Config{})
+	if keys, err := h.table.keys(setOpen); err != nil || len(keys) > 0 {
+		t.Errorf("links open without their lists: %q, %v", keys, err)
+	}
+	p := opened(internetAddr)
+	b := newBox(t, 139, p.Mode)
+	b.ID, b.Policy = id, p
+	must(t, h.Recover(t.Context(), map[sandbox.ID]Attachment{id: b.Attachment}))
+	denied(t, b, "tcp4", internetAddr+":80")
+	reaches(t, b, "tcp4", publicAddr+":80")
+	have, err := h.table.read(false)
+	must(t, err)
+	if l := have[link]; len(l.chains)+len(l.sets) > 0 {
+		t.Errorf("left of the earlier layout: %q, %q", l.chains, l.sets)
+	}
+}
