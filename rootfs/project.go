@@ -21,6 +21,7 @@ const (
 // that carries it exists, in the trash too. The lowest free one is taken, for
 // XFS keeps a quota record for good for every id it has ever seen.
 type projectIDs struct {
+	first uint32 // 0: firstProject
 	usage func(id uint32) (bytes, inodes uint64, err error)
 
 	mu   sync.Mutex // guards the rest
@@ -32,6 +33,9 @@ func (s *Store) findProjectIDs() (*projectIDs, error) {
 	ids := &projectIDs{
 		used:  map[uint32]bool{},
 		usage: func(id uint32) (uint64, uint64, error) { return linux.ProjectUsage(s.vol.root, id) },
+	}
+	if s.cfg.Second {
+		ids.first = firstProject + maxProjects
 	}
 	if !s.vol.quota {
 		return ids, nil
@@ -63,7 +67,8 @@ func (s *Store) findProjectIDs() (*projectIDs, error) {
 func (p *projectIDs) take() (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for id := uint32(firstProject); id < firstProject+maxProjects; id++ {
+	first := max(p.first, firstProject)
+	for id := first; id < first+maxProjects; id++ {
 		if p.used[id] {
 			continue
 		}

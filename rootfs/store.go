@@ -26,6 +26,10 @@ type Config struct {
 	ImportMaxFiles int64 // entries of one import; 0: 2,000,000
 
 	BindRoots []string // host directories beneath which others may be bound into sandboxes
+
+	// Second is for another Store beside the first, with a Dir of its own: on
+	// one filesystem they must not take the same project ids.
+	Second bool
 }
 
 const (

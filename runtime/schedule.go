@@ -51,6 +51,11 @@ func nextRun(expression string, after time.Time) (time.Time, error) {
 	return next.UTC(), nil
 }
 
+// NextRun is when a cron expression comes due after a moment. Class ErrInvalid.
+func NextRun(expression string, after time.Time) (time.Time, error) {
+	return nextRun(expression, after)
+}
+
 // AddSchedule repeats a snapshot or a reset of a sandbox. It goes with the
 // sandbox. Runs missed while the daemon was down are not made up for.
 func (m *Manager) AddSchedule(ctx context.Context, ref string, s sandbox.Schedule) (sandbox.Schedule, error) {

@@ -40,6 +40,10 @@ var routes = []string{
 	"POST /v1/sandboxes/{ref}/ports", "GET /v1/sandboxes/{ref}/ports", "GET /v1/ports", "DELETE /v1/ports/{id}",
 	"PUT /v1/sandboxes/{ref}/port-token", "DELETE /v1/sandboxes/{ref}/port-token", "GET /v1/sandboxes/{ref}/ports/{port}/connect",
 	"POST /v1/images/pull", "POST /v1/images/push", "POST /v1/images/export", "POST /v1/images/tag", "POST /v1/images/prune",
+	"GET /v1/projects", "POST /v1/projects", "GET /v1/project-summary", "GET /v1/projects/{project}", "PATCH /v1/projects/{project}", "DELETE /v1/projects/{project}",
+	"POST /v1/projects/{project}/kill", "POST /v1/projects/{project}/entries", "POST /v1/projects/{project}/agents", "POST /v1/agents/{agent}/{verb}", "DELETE /v1/agents/{agent}", "GET /v1/production-agents",
+	"GET /v1/experiment-templates", "POST /v1/projects/{project}/experiments", "GET /v1/projects/{project}/experiments", "POST /v1/projects/{project}/experiments/{experiment}/complete",
+	"POST /v1/projects/{project}/evaluations", "GET /v1/projects/{project}/evaluations", "POST /v1/projects/{project}/promotions", "GET /v1/projects/{project}/promotions",
 }
 
 type document struct {
@@ -54,7 +58,7 @@ type document struct {
 }
 
 func TestOpenAPI(t *testing.T) {
-	h := server.New(server.Config{Manager: servertest.New(), Version: "test"})
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: struct{ server.Lab }{}})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/openapi.json", http.NoBody))
 	raw := w.Body.Bytes()

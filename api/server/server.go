@@ -20,11 +20,16 @@ type Config struct {
 	Manager Manager
 	Log     *slog.Logger // nil means slog.Default
 	Version string       // of the daemon
+	Lab     Lab          // nil: there are no routes of projects
+	// Production returns what there is to see of the production world, nil
+	// where there is none yet. Once it has returned one it stays with that.
+	Production func() Manager
 }
 
 // server carries what the handlers share.
 type server struct {
 	m       Manager
+	lab     Lab
 	log     *slog.Logger
 	version string
 	huma    huma.API
@@ -33,7 +38,7 @@ type server struct {
 // New returns the handler of the whole API. It starts nothing; Serve does.
 func New(cfg Config) http.Handler {
 	frameworkOnce()
-	s := &server{m: cfg.Manager, log: cfg.Log, version: cfg.Version}
+	s := &server{m: cfg.Manager, lab: cfg.Lab, log: cfg.Log, version: cfg.Version}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -55,6 +60,9 @@ func New(cfg Config) http.Handler {
 	})
 	s.routes()
 	mux.HandleFunc("/", s.noRoute(mux))
+	if cfg.Lab != nil {
+		mux.Handle(api.PathProduction+"/", http.StripPrefix(api.PathProduction, s.production(cfg)))
+	}
 	return s.middleware(mux)
 }
 
@@ -80,6 +88,9 @@ func (s *server) routes() {
 	s.portRoutes()
 	s.eventRoutes()
 	s.faultRoutes()
+	if s.lab != nil {
+		s.labRoutes()
+	}
 }
 
 // restMux lets the last path parameter of an image hold slashes, which the

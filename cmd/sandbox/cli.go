@@ -37,6 +37,7 @@ type cli struct {
 
 	host   string // flag --host
 	output string // flag --output
+	world  string // flag --world, of commands that have it
 
 	mu       sync.Mutex
 	onSignal func(os.Signal) // who wants signals; nil means nobody in particular
@@ -188,7 +189,14 @@ func (c *cli) client() (*client.Client, error) {
 	if host == "" {
 		host = c.getenv("SANDBOX_HOST")
 	}
-	return client.New(host)
+	cl, err := client.New(host)
+	switch {
+	case err != nil || c.world == "" || c.world == "lab":
+		return cl, err
+	case c.world == "production":
+		return cl.InProduction(), nil
+	}
+	return nil, usage("--world %q: use lab or production", c.world)
 }
 
 // plain replaces what could steer a terminal: details quote names that come
@@ -259,7 +267,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run commands:"}, &cobra.Group{ID: "life", Title: "Life of a sandbox:"},
 		&cobra.Group{ID: "time", Title: "Back and aside:"},
-		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "files", Title: "Files, images and volumes:"}, &cobra.Group{ID: "host", Title: "This machine:"},
+		&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "files", Title: "Files, images and volumes:"}, &cobra.Group{ID: "lab", Title: "Projects:"}, &cobra.Group{ID: "host", Title: "This machine:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
@@ -270,8 +278,11 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	add("run", c.runCmd(), c.execCmd(), c.shellCmd(), c.attachCmd(), c.killCmd(), c.portCmd(), c.portForwardCmd())
 	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.resetCmd(), c.rmCmd())
 	add("time", c.snapshotCmd(), c.forkCmd(), c.rollbackCmd(), c.logCmd(), c.undoCmd(), c.branchCmd(), c.scheduleCmd())
-	add("look", c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.revenueCmd(), c.budgetCmd(), c.eventsCmd(), c.netCmd())
+	look := []*cobra.Command{c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.eventsCmd()}
+	c.addWorld(look...)
+	add("look", append(look, c.revenueCmd(), c.budgetCmd(), c.netCmd())...)
 	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd(), c.secretCmd())
+	add("lab", c.projectCmd())
 	add("host", c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {

@@ -13,12 +13,18 @@ import (
 // newsDesk takes what the packages of the network tell of sandboxes to the
 // manager, which is made after them. What comes before is not told.
 type newsDesk struct {
-	to atomic.Pointer[runtime.Manager]
+	to  atomic.Pointer[runtime.Manager]
+	far atomic.Pointer[runtime.Manager] // of production; nil until that is open
+	own func(sandbox.ID) bool           // tells production's sandboxes
 }
 
 // tell never waits.
 func (d *newsDesk) tell(n sandbox.NetworkNews) {
-	if m := d.to.Load(); m != nil {
+	m := d.to.Load()
+	if far := d.far.Load(); far != nil && d.own(n.Sandbox) {
+		m = far
+	}
+	if m != nil {
 		m.NetworkNews(n)
 	}
 }

@@ -49,6 +49,9 @@ type config struct {
 	ImageCache  size          `yaml:"image_cache"` // of layers whose transfer broke off
 
 	Registries map[string]registryConfig `yaml:"registries"` // by host and port
+
+	Lab        labConfig        `yaml:"lab"`
+	Production productionConfig `yaml:"production"`
 }
 
 type volumeConfig struct {
@@ -172,7 +175,9 @@ func builtinConfig() config {
 			Default: networkPolicy{sandbox.NetworkPolicy{Mode: sandbox.NetworkOff}}, Most: sandbox.NetworkOpen,
 		},
 		Image: "host", ImageCache: 4 << 30,
-		Defaults: limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
+		Defaults:   limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
+		Lab:        labConfig{Window: duration(10 * time.Minute)},
+		Production: builtinProduction(),
 	}
 }
 
@@ -259,6 +264,7 @@ func (c config) check() error {
 	if err := c.limits().Validate(); err != nil {
 		bad("default_limits: %w", err)
 	}
+	errs = append(errs, c.checkLab()...)
 	if err := sandbox.ValidateImageName(c.Image); err != nil {
 		bad("default_image: %w", err)
 	}

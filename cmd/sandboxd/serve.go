@@ -85,11 +85,17 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
+	both := newWorlds(c, m, parts, log)
+	defer func() { err = errors.Join(err, both.close(ctx)) }()
 	in := newIngress(c, m, log)
-	if err := m.Recover(ctx); err != nil {
+	if err := both.recover(ctx); err != nil {
 		return fmt.Errorf("put the house in order after the last run: %w", err)
 	}
-	if err := openServices(ctx, c, &parts, m, m.NetworkNews, log, &opened); err != nil {
+	if err := openServices(ctx, c, &parts, m, parts.news.tell, log, &opened); err != nil {
+		return err
+	}
+	projects, err := both.openLab(ctx)
+	if err != nil {
 		return err
 	}
 	defer in.Close()
@@ -104,7 +110,9 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
-	handler := server.New(server.Config{Manager: &service{m, newDoctor(c, parts), builder, in}, Log: log, Version: version})
+	handler := server.New(server.Config{
+		Manager: &service{m, newDoctor(c, parts), builder, in}, Log: log, Version: version, Lab: projects, Production: both.view,
+	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)
 	}
@@ -117,10 +125,10 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	defer cancel()
 	if stopSandboxes {
 		log.Info("stopping every sandbox")
-		serveErr = errors.Join(serveErr, m.StopAll(end, "daemon"))
+		serveErr = errors.Join(serveErr, m.StopAll(end, "daemon"), both.stopAll(end))
 	}
 	log.Info("ended; sandboxes that run go on", "stopped_sandboxes", stopSandboxes)
-	return errors.Join(serveErr, m.Close(end))
+	return errors.Join(serveErr, both.close(end), m.Close(end))
 }
 
 // parts are what others need besides the manager: the doctor, the services.
@@ -129,6 +137,10 @@ type parts struct {
 	roots   *rootfs.Store
 	network *netns.Host
 	names   *resolver.Server
+
+	db    *state.DB // of the lab's world
+	links *sharedNetwork
+	news  *newsDesk
 }
 
 // assemble opens every package and hands them to the manager.
@@ -148,6 +160,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(db.Close)
+	p.db = db
 	p.roots, err = rootfs.Open(ctx, rootfs.Config{
 		Dir: c.StateDir, VolumeBytes: int64(c.Volume.Size), BestEffort: bestEffort,
 		ImportMaxBytes: int64(c.Volume.MaxBytes), ImportMaxFiles: c.Volume.MaxFiles,
@@ -169,15 +182,16 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	var news newsDesk
+	p.links = &sharedNetwork{}
+	p.news = &newsDesk{own: p.links.inProduction}
 	network, err := netns.Open(ctx, netns.Config{
-		Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Tell: news.tell, Log: log,
+		Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Tell: p.news.tell, Log: log,
 	})
 	if err != nil {
 		return nil, p, err
 	}
 	opened.add(network.Close)
-	p.network = network
+	p.network, p.links.Host = network, network
 	shells, err := openLauncher(c.RunDir, log) // after the network: its modules add to /proc/net
 	if err != nil {
 		return nil, p, err
@@ -192,8 +206,8 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		Prices:  c.Cost.Books,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
 		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
-	}, db, p.tree, network, p.roots, shells)
-	news.to.Store(m)
+	}, db, p.tree, p.links.view(false, 0), p.roots, shells)
+	p.news.to.Store(m)
 	return m, p, nil
 }
 

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/cgroup"
+	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/seccomp"
+	"github.com/sandboxd/sandboxd/lab"
+	"github.com/sandboxd/sandboxd/project"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// The fits of the lab.
+var (
+	_ lab.Store     = (*state.DB)(nil)
+	_ lab.Sandboxes = (*runtime.Manager)(nil)
+	_ server.Lab    = (*lab.Lab)(nil)
+)
+
+// labConfig is about projects.
+type labConfig struct {
+	Window    duration           `yaml:"promotion_window"` // how long health decides on a promotion
+	Templates []project.Template `yaml:"experiment_templates"`
+}
+
+// productionConfig is about the production world.
+type productionConfig struct {
+	Cost     *costConfig `yaml:"cost"` // nil: the lab's
+	Slots    int         `yaml:"max_sandboxes"`
+	Volume   size        `yaml:"volume_size"` // of its loop image, where one is needed
+	Defaults limitConfig `yaml:"default_limits"`
+}
+
+func builtinProduction() productionConfig {
+	return productionConfig{
+		Slots:    256,
+		Defaults: limitConfig{CPUs: 2, Memory: 1 << 30, PIDs: 1024, OpenFiles: 8192, Disk: 4 << 30, Inodes: 400000},
+	}
+}
+
+// lastSlot is the highest slot the lab may be given.
+const lastSlot = 57000
+
+// firstSlot is where production's slots begin, in the numbers of the lab's:
+// as high as ids and addresses reach, so that it stays where it is when the
+// lab's number changes.
+func (c config) firstSlot() int {
+	ids := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16)
+	addresses := 1<<(32-c.Network.Pool.Bits()) - 3
+	return min(lastSlot, ids-c.Production.Slots, addresses-c.Production.Slots)
+}
+
+func (c config) checkLab() []error {
+	var errs []error
+	if c.Production.Slots < 1 || c.Production.Slots > 4096 || c.Production.Volume < 0 {
+		errs = append(errs, errors.New("production: use 1 to 4096 max_sandboxes and a volume_size of 0 or more"))
+	}
+	if err := c.production().limits().Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("production.default_limits: %w", err))
+	}
+	if _, err := cost.Reopen(c.production().Cost.Books, nil); err != nil {
+		errs = append(errs, fmt.Errorf("production.cost: %w", err))
+	}
+	if c.Lab.Window == 0 || time.Duration(c.Lab.Window) > 7*24*time.Hour {
+		errs = append(errs, errors.New("lab.promotion_window: use more than 0 and at most 168h"))
+	}
+	seen := map[string]bool{}
+	for _, t := range c.Lab.Templates {
+		if sandbox.ValidateName(t.Name) != nil || t.Hypothesis == "" || t.Seconds < 0 || seen[t.Name] {
+			errs = append(errs, fmt.Errorf("lab.experiment_templates: %.70q: each needs a name of its own, a hypothesis, and seconds of 0 or more", t.Name))
+		}
+		seen[t.Name] = true
+	}
+	return errs
+}
+
+// production is the configuration of the production world.
+func (c config) production() config {
+	p := c
+	p.StateDir, p.RunDir, p.CgroupRoot = filepath.Join(c.StateDir, "production"), filepath.Join(c.RunDir, "production"), filepath.Join(c.CgroupRoot, "production")
+	p.Slots, p.UIDBase, p.Defaults, p.Volume.Size = c.Production.Slots, c.UIDBase+uint32(max(0, c.firstSlot()))<<16, c.Production.Defaults, c.Production.Volume
+	p.TTL, p.Idle = 0, 0
+	if c.Production.Cost != nil {
+		p.Cost = *c.Production.Cost
+	}
+	return p
+}
+
+// worlds are the lab's world, which is always there, and production's.
+type worlds struct {
+	c     config
+	m     *runtime.Manager // of the lab's world
+	parts parts
+	log   *slog.Logger
+	lab   *lab.Lab
+
+	closing sync.Once
+	closed  error // by closing
+
+	mu     sync.Mutex
+	far    *runtime.Manager // guarded by mu; nil until production is open
+	farDB  *state.DB        // guarded by mu
+	opened closers          // guarded by mu; production's
+}
+
+func newWorlds(c config, m *runtime.Manager, p parts, log *slog.Logger) *worlds {
+	return &worlds{c: c, m: m, parts: p, log: log}
+}
+
+// exists reports whether there is a production world.
+func (w *worlds) exists() bool {
+	_, err := os.Stat(w.database())
+	return err == nil
+}
+
+func (w *worlds) database() string { return filepath.Join(w.c.StateDir, "production.db") }
+
+// recover brings the databases and the kernel together, of both worlds at
+// once, for they share the network.
+func (w *worlds) recover(ctx context.Context) error {
+	if w.exists() {
+		if err := w.assemble(ctx); err != nil {
+			return err
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return w.m.Recover(ctx) })
+	if w.far != nil {
+		g.Go(func() error { return w.far.Recover(ctx) })
+	}
+	return g.Wait()
+}
+
+// assemble opens production's packages and makes its manager.
+func (w *worlds) assemble(ctx context.Context) (err error) {
+	c := w.c.production()
+	if first := w.c.firstSlot(); first < w.c.Slots {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_slots", "the production world needs %d slots above the lab's %d, and ids and addresses reach to %d: lower max_sandboxes or use a larger network.pool",
+			c.Slots, w.c.Slots, first+c.Slots)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.opened.close())
+			w.opened = closers{}
+		}
+	}()
+	filter, err := seccomp.Compile()
+	if err != nil {
+		return fmt.Errorf("compile the seccomp filter: %w", err)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fmt.Errorf("read the host's boot id: %w", err)
+	}
+	bestEffort := c.Cgroup == cgroupBestEffort
+	roots, err := rootfs.Open(ctx, rootfs.Config{
+		Dir: c.StateDir, VolumeBytes: int64(c.Volume.Size), BestEffort: bestEffort, Second: true,
+		ImportMaxBytes: int64(c.Volume.MaxBytes), ImportMaxFiles: c.Volume.MaxFiles,
+	})
+	if err != nil {
+		return err
+	}
+	w.opened.add(roots.Close)
+	library, err := openLibrary(c, roots, w.log)
+	if err != nil {
+		return err
+	}
+	tree, err := cgroup.Open(cgroup.Config{
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: w.log,
+		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
+		IOReadDevices: func() []string { return disksBeneath(c.StateDir, filepath.Join(c.StateDir, "volume")) },
+	})
+	if err != nil {
+		return err
+	}
+	shells, err := openLauncher(c.RunDir, w.log)
+	if err != nil {
+		return err
+	}
+	w.opened.add(shells.Close)
+	// The database last: where it is, there is a production world.
+	db, err := state.Open(ctx, w.database())
+	if err != nil {
+		return err
+	}
+	w.opened.add(db.Close)
+	w.far, w.farDB = runtime.New(runtime.Config{
+		DefaultImage: c.Image, Defaults: c.limits(), Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
+		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents,
+		Log: w.log.With("world", "production"), Library: library,
+		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
+		Prices:  c.Cost.Books,
+		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
+		Pool:    runtime.PoolConfig{CPUShare: c.Pool.CPUShare},
+	}, db, tree, w.parts.links.view(true, w.c.firstSlot()), roots, shells), db
+	w.parts.news.far.Store(w.far)
+	return nil
+}
+
+// production returns the production world, made where there is none.
+func (w *worlds) production(ctx context.Context) (lab.World, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.far == nil {
+		// It is the daemon's from here on, whoever asked.
+		ctx = context.WithoutCancel(ctx)
+		if err := w.assemble(ctx); err != nil {
+			return lab.World{}, err
+		}
+		if err := w.far.Recover(ctx); err != nil {
+			return lab.World{}, err
+		}
+		w.log.Info("the production world is open", "database", w.database())
+	}
+	return lab.World{Rows: w.farDB, Sandboxes: w.far}, nil
+}
+
+// view returns what the API shows of production; nil where there is none.
+func (w *worlds) view() server.Manager {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.far == nil {
+		return nil
+	}
+	return productionService{w.far}
+}
+
+// openLab wakes the lab.
+func (w *worlds) openLab(ctx context.Context) (*lab.Lab, error) {
+	l := lab.New(lab.Config{
+		Store: w.parts.db, Sandboxes: w.m, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
+		NextRun: runtime.NextRun, Templates: w.c.Lab.Templates, Window: time.Duration(w.c.Lab.Window), Log: w.log,
+	})
+	w.lab = l
+	return l, l.Start(ctx)
+}
+
+// stopAll stops every sandbox of production.
+func (w *worlds) stopAll(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.far == nil {
+		return nil
+	}
+	return w.far.StopAll(ctx, "daemon")
+}
+
+// close ends the lab, and lets go of production; its sandboxes go on.
+// Repeating it is safe.
+func (w *worlds) close(ctx context.Context) error {
+	w.closing.Do(func() { w.closed = w.letGo(ctx) })
+	return w.closed
+}
+
+func (w *worlds) letGo(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	var errs []error
+	if w.lab != nil {
+		errs = append(errs, w.lab.Close(ctx))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.far != nil {
+		errs = append(errs, w.far.Close(ctx))
+	}
+	return errors.Join(append(errs, w.opened.close())...)
+}

@@ -1,0 +1,261 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/project"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// easy are criteria that a young project can pass.
+var easy = project.Settings{Criteria: project.Criteria{MinAge: -1, MinExperiments: -1}}
+
+// crew is a project with an agent that earns, one that loses, one that is
+// paused and one that failed.
+type crew struct {
+	project.Project
+	earns, loses, rests, fails project.Agent
+}
+
+func (h *host) crew(earner project.AgentSpec) crew {
+	h.t.Helper()
+	c := crew{Project: h.project("crew", easy)}
+	c.earns = h.deploy(c.Project, "earner", earner)
+	c.loses = h.deploy(c.Project, "loser", project.AgentSpec{})
+	c.rests = h.deploy(c.Project, "resting", project.AgentSpec{})
+	c.fails = h.deploy(c.Project, "failing", project.AgentSpec{Command: []string{"exit", "3"}, Restart: project.RestartPolicy{When: project.RestartNever}})
+	h.books.set(c.earns.ID, 1e9, 9e9)
+	h.books.set(c.loses.ID, 2e9, 1e9)
+	if _, err := h.SetAgent(h.t.Context(), c.rests.ID, "pause", "uid:0"); err != nil {
+		h.t.Fatal(err)
+	}
+	h.becomes(c.earns.ID, project.AgentActive)
+	h.becomes(c.loses.ID, project.AgentActive)
+	h.becomes(c.fails.ID, project.AgentFailed)
+	return c
+}
+
+// ends waits for the end of a project's promotion.
+func (h *host) ends(c crew) project.Promotion {
+	h.t.Helper()
+	var p project.Promotion
+	until(h.t, "the promotion ends", func() bool {
+		v := h.view(c.Project)
+		if v.Promotion == nil {
+			return true
+		}
+		p = *v.Promotion
+		return p.Status.Final()
+	})
+	return p
+}
+
+// settled fails the test unless a promotion that ended left everything as its
+// end says.
+func (h *host) settled(c crew, p project.Promotion) {
+	h.t.Helper()
+	to := []string{string(c.earns.ID.Promoted()), string(c.rests.ID.Promoted())}
+	slices.Sort(to)
+	inLab := []string{string(c.earns.ID), string(c.rests.ID)}
+	v := h.view(c.Project)
+	far, err := h.ProductionAgents(context.Background())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var ids []string
+	for _, a := range far {
+		ids = append(ids, string(a.ID))
+		if a.Project != "" || a.Spec.Config[project.KeySandboxMode] != nil || a.Spec.Config[project.KeyDepartment] != nil || a.Volume != string(a.ID) {
+			h.t.Errorf("in production: %+v", a)
+		}
+	}
+	slices.Sort(ids)
+	switch p.Status {
+	case project.PromotionDone:
+		if v.Status != project.StatusPromoted || !slices.Equal(ids, to) {
+			h.t.Errorf("promoted: project %s, agents in production %v, want %v", v.Status, ids, to)
+		}
+		until(h.t, "they run in production", func() bool { return slices.Equal(h.far.running(), to) })
+		if living := h.lab.living(); slices.Contains(living, inLab[0]) || slices.Contains(living, inLab[1]) {
+			h.t.Errorf("promoted, and still in the lab: %v", living)
+		}
+	case project.PromotionRolledBack:
+		if v.Status != project.StatusActive || len(ids) != 0 || len(h.far.living()) != 0 || len(h.far.volumes) != 0 {
+			h.t.Errorf("rolled back: project %s, in production %v, sandboxes %v, volumes %v", v.Status, ids, h.far.living(), h.far.volumes)
+		}
+		until(h.t, "they run in the lab", func() bool { return slices.Contains(h.lab.running(), string(c.earns.ID)) })
+		if got := h.agent(c.rests.ID); got.Status != project.AgentPaused {
+			h.t.Errorf("the paused agent is %s after a rollback", got.Status)
+		}
+	}
+	for _, a := range v.Agents {
+		if a.Held != "" {
+			h.t.Errorf("agent %s is held by %s after the end", a.ID, a.Held)
+		}
+		if moved := a.ID == c.earns.ID || a.ID == c.rests.ID; (a.PromotedTo != "") != (moved && p.Status == project.PromotionDone) {
+			h.t.Errorf("agent %s promoted to %q", a.ID, a.PromotedTo)
+		}
+	}
+	if a := h.agent(c.loses.ID); a.Status != project.AgentActive {
+		h.t.Errorf("the losing agent is %s", a.Status)
+	}
+	if a := h.agent(c.fails.ID); a.Status != project.AgentFailed {
+		h.t.Errorf("the failed agent is %s", a.Status)
+	}
+}
+
+// apart fails the test where an agent runs in both worlds.
+func (h *host) apart(where string) {
+	h.t.Helper()
+	far := h.far.running()
+	for _, name := range h.lab.running() {
+		if slices.Contains(far, string(project.AgentID(name).Promoted())) {
+			h.t.Errorf("%s: agent %s runs in both worlds", where, name)
+		}
+	}
+}
+
+func TestPromotionMovesTheRightAgents(t *testing.T) {
+	h := newHost(t)
+	c := h.crew(project.AgentSpec{Config: map[string]any{"rate": "slow"}, Health: &project.HealthCheck{Command: []string{"healthy"}, Interval: 10}})
+	if got := h.agent(c.earns.ID).Spec.Config; got[project.KeySandboxMode] != true || got[project.KeyDepartment] != project.Department {
+		t.Errorf("config in the lab: %v", got)
+	}
+	p, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{Actor: "uid:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Moves) != 2 || len(p.Left) != 2 {
+		t.Errorf("moves %+v, left %+v", p.Moves, p.Left)
+	}
+	_, err = h.Promote(t.Context(), string(c.ID), project.PromotionRequest{})
+	if sandbox.CodeOf(err) != "project_not_active" {
+		t.Errorf("promoted twice at once: %v", err)
+	}
+	if _, err := h.KillProject(t.Context(), string(c.ID), false, "x"); sandbox.CodeOf(err) != "promotion_running" {
+		t.Errorf("killed while being promoted: %v", err)
+	}
+	p = h.ends(c)
+	if p.Status != project.PromotionDone {
+		t.Fatalf("ended %s: %s", p.Status, p.Detail)
+	}
+	h.settled(c, p)
+	if a := h.agent(c.earns.ID.Promoted()); a.Spec.Config["rate"] != "slow" {
+		t.Errorf("its config in production: %v", a.Spec.Config)
+	}
+
+	// Production does not notice the end of the project.
+	if _, err := h.KillProject(t.Context(), string(c.ID), true, "uid:0"); err != nil {
+		t.Fatal(err)
+	}
+	if living := h.lab.living(); len(living) != 0 || len(h.lab.volumes) != 0 {
+		t.Errorf("after the kill: sandboxes %v, volumes %v", living, h.lab.volumes)
+	}
+	if got := h.far.running(); len(got) != 2 {
+		t.Errorf("after the kill production has %v", got)
+	}
+}
+
+func TestPromotionOfAnUnwellAgentIsRolledBack(t *testing.T) {
+	h := newHost(t)
+	c := h.crew(project.AgentSpec{Health: &project.HealthCheck{Command: []string{"ill"}, Interval: 5, Retries: 2, Grace: 3600_000}})
+	// In the lab nobody minds within the grace; in production it must pass.
+	if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	p := h.ends(c)
+	if p.Status != project.PromotionRolledBack || !strings.Contains(p.Detail, "health") {
+		t.Fatalf("ended %s: %s", p.Status, p.Detail)
+	}
+	h.settled(c, p)
+}
+
+func TestPromotionOfACrashingAgentIsRolledBack(t *testing.T) {
+	h := newHost(t)
+	c := h.crew(project.AgentSpec{})
+	h.step = func(s string) error {
+		if s == "watch" {
+			h.far.kill(t, string(c.earns.ID.Promoted()), 1)
+		}
+		return nil
+	}
+	if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	p := h.ends(c)
+	if p.Status != project.PromotionRolledBack || !strings.Contains(p.Detail, "exited with 1") {
+		t.Fatalf("ended %s: %s", p.Status, p.Detail)
+	}
+	h.settled(c, p)
+}
+
+// TestPromotionSurvivesACrashAnywhere ends the daemon at every step of a
+// promotion, and of a rollback, and starts it again.
+func TestPromotionSurvivesACrashAnywhere(t *testing.T) {
+	for name, health := range map[string]*project.HealthCheck{
+		"kept":        {Command: []string{"healthy"}, Interval: 10},
+		"rolled back": {Command: []string{"ill"}, Interval: 5, Grace: 3600_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := project.AgentSpec{Health: health}
+			var steps []string
+			h := newHost(t)
+			h.step = func(s string) error { steps = append(steps, s); return nil }
+			c := h.crew(spec)
+			if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{}); err != nil {
+				t.Fatal(err)
+			}
+			first := h.ends(c)
+			h.stop()
+			if len(steps) < 12 {
+				t.Fatalf("only %d steps: %v", len(steps), steps)
+			}
+			for i, at := range steps {
+				t.Run(fmt.Sprintf("%d %s", i, at), func(t *testing.T) { crashAt(t, spec, i, first.Status) })
+			}
+		})
+	}
+}
+
+func crashAt(t *testing.T, spec project.AgentSpec, at int, want project.PromotionStatus) {
+	h := newHost(t)
+	c := h.crew(spec)
+	n, cut := 0, make(chan struct{})
+	h.step = func(string) error {
+		h.apart("before a step")
+		n++
+		if n == at+1 {
+			close(cut)
+			return errors.New("crash")
+		}
+		if n > at+1 {
+			return errors.New("dead already")
+		}
+		return nil
+	}
+	_, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{})
+	if at == 0 { // before the plan was written: nothing was begun
+		if err == nil || h.view(c.Project).Status != project.StatusActive || h.view(c.Project).Promotion != nil {
+			t.Fatalf("cut off before the plan: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-cut
+	h.stop()
+	h.apart("after the crash")
+	h.step = func(string) error { h.apart("before a step after the crash"); return nil }
+	h.start()
+	p := h.ends(c)
+	if p.Status != want {
+		t.Fatalf("ended %s (%s), want %s", p.Status, p.Detail, want)
+	}
+	h.settled(c, p)
+}

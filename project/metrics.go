@@ -1,0 +1,103 @@
+package project
+
+import (
+	"time"
+
+	"github.com/sandboxd/sandboxd/cost"
+)
+
+// Metrics is what a project or an agent has come to.
+type Metrics struct {
+	Cost    cost.Nano `json:"cost"`
+	Revenue cost.Nano `json:"revenue"`
+	Profit  cost.Nano `json:"profit"`
+	ROI     int64     `json:"roi_bp" doc:"Profit by cost in basis points, rounded down: 10000 are 100 %. The largest or smallest number where there was no cost."`
+}
+
+// MetricsOf computes the metrics of an amount spent and earned. Class
+// ErrTooLarge.
+func MetricsOf(m Money) (Metrics, error) {
+	profit, err := m.Revenue.Sub(m.Cost)
+	return Metrics{Cost: m.Cost, Revenue: m.Revenue, Profit: profit, ROI: ROI(m)}, err
+}
+
+// AgentMetrics is an agent with what it has come to.
+type AgentMetrics struct {
+	Agent  AgentID     `json:"agent"`
+	Type   string      `json:"type"`
+	Status AgentStatus `json:"status"`
+	Metrics
+}
+
+// Inputs is everything an evaluation looks at.
+type Inputs struct {
+	At          time.Time      `json:"at"`
+	Age         int64          `json:"age_seconds" doc:"Since the first agent was deployed; 0 without one."`
+	Total       Metrics        `json:"total"`
+	Agents      []AgentMetrics `json:"agents"`
+	Experiments Experiments    `json:"experiments"`
+}
+
+// Experiments counts a project's experiments.
+type Experiments struct {
+	Running   int `json:"running"`
+	Completed int `json:"completed"`
+	Succeeded int `json:"succeeded"`
+	Expired   int `json:"expired"`
+}
+
+// Count returns how many agents have a status.
+func (in Inputs) Count(s AgentStatus) int {
+	n := 0
+	for _, a := range in.Agents {
+		if a.Status == s {
+			n++
+		}
+	}
+	return n
+}
+
+// Total adds up what every agent came to, and what belongs to the project as
+// a whole. Class ErrTooLarge.
+func Total(own Money, agents []Money) (Metrics, error) {
+	var err error
+	for _, m := range agents {
+		if own, err = own.Add(m); err != nil {
+			return Metrics{}, err
+		}
+	}
+	return MetricsOf(own)
+}
+
+// View is a project with all there is to see of it.
+type View struct {
+	Project
+	Metrics     Metrics      `json:"metrics"`
+	Agents      []AgentView  `json:"agents"`
+	Experiments []Experiment `json:"experiments"`
+	Evaluation  *Evaluation  `json:"evaluation,omitempty" doc:"The last."`
+	Promotion   *Promotion   `json:"promotion,omitempty" doc:"The last."`
+}
+
+// AgentView is an agent with what it came to.
+type AgentView struct {
+	Agent
+	Metrics Metrics `json:"metrics"`
+}
+
+// Line is a project in a summary.
+type Line struct {
+	ID      ID      `json:"id"`
+	Name    string  `json:"name"`
+	Status  Status  `json:"status"`
+	Agents  int     `json:"agents"`
+	Active  int     `json:"active"`
+	Metrics Metrics `json:"metrics"`
+}
+
+// Summary is a list of projects and their sum.
+type Summary struct {
+	Projects []Line         `json:"projects"`
+	Count    map[Status]int `json:"count"`
+	Total    Metrics        `json:"total"`
+}
