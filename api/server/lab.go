@@ -74,7 +74,7 @@ type (
 		ProjectTarget
 		Body api.DeployRequest
 	}
-	entryInput struct {
+	projectEntry struct {
 		ProjectTarget
 		Body project.Entry
 	}
@@ -164,7 +164,7 @@ func (s *server) projectRoutes() {
 			return nil, s.lab.RemoveProject(ctx, in.Project, actorOf(ctx))
 		})
 	register(s, labOp("enter-money", http.MethodPost, "/v1/projects/{project}/entries", "Enter a cost or a revenue from outside", http.StatusCreated),
-		func(ctx context.Context, in *entryInput) (*result[project.Entry], error) {
+		func(ctx context.Context, in *projectEntry) (*result[project.Entry], error) {
 			return wrap(s.lab.Enter(ctx, in.Project, in.Body, actorOf(ctx)))
 		})
 }

@@ -58,7 +58,7 @@ type document struct {
 }
 
 func TestOpenAPI(t *testing.T) {
-	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: struct{ server.Lab }{}})
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab()})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/openapi.json", http.NoBody))
 	raw := w.Body.Bytes()
@@ -105,7 +105,7 @@ func TestOpenAPI(t *testing.T) {
 // TestDocumentedRoutesAnswer asks every documented route for something: none
 // may say that it does not exist.
 func TestDocumentedRoutesAnswer(t *testing.T) {
-	h := server.New(server.Config{Manager: servertest.New(), Version: "test"})
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab()})
 	for _, route := range routes {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.NewReplacer("{ref}", "absent", "{pid}", "p1", "{name}", "absent").Replace(path)

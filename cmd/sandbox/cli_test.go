@@ -20,12 +20,13 @@ import (
 type world struct {
 	t    *testing.T
 	m    *servertest.Memory
+	far  *servertest.Memory // the production world
 	host string
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, m: servertest.New()}
+	w := &world{t: t, m: servertest.New(), far: servertest.New()}
 	sock := filepath.Join(t.TempDir(), "s.sock")
 	ln, err := net.Listen("unix", sock)
 	if err != nil {
@@ -34,7 +35,9 @@ func newWorld(t *testing.T) *world {
 	w.host = "unix://" + sock
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	h := server.New(server.Config{Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler)})
+	h := server.New(server.Config{
+		Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler), Lab: servertest.NewLab(), Production: func() server.Manager { return w.far },
+	})
 	go func() { done <- server.Serve(ctx, ln, h) }()
 	t.Cleanup(func() {
 		cancel()

@@ -61,7 +61,7 @@ const lastSlot = 57000
 // lab's number changes.
 func (c config) firstSlot() int {
 	ids := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16)
-	addresses := 1<<(32-c.Network.Pool.Bits()) - 3
+	addresses := 1<<(32-min(max(c.Network.Pool.Bits(), 0), 32)) - 3 // an invalid one has -1, and is refused elsewhere
 	return min(lastSlot, ids-c.Production.Slots, addresses-c.Production.Slots)
 }
 

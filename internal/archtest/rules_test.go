@@ -16,7 +16,7 @@ var mayImport = map[string][]string{
 	"cmd/sandbox-init":      {"internal/initd"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"api/server":            {"api", "cost", "project", "sandbox", "internal/duplex"},
-	"api/server/servertest": {"cost", "sandbox"},
+	"api/server/servertest": {"cost", "project", "sandbox"},
 	"api/client":            {"api", "cost", "project", "sandbox"},
 	"api":                   {"cost", "project", "sandbox"},
 	"runtime":               {"cost", "sandbox", "state", "runtime/guest", "rootfs", "netns", "runtime/launch"}, // see typesOnly
