@@ -24,14 +24,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 	_ "github.com/sandboxd/sandboxd/state" // for its driver: the files are looked into
 )
 
 // labConfig has a window short enough to wait for.
-const labConfig = "lab:\n  promotion_window: 4s\nproduction:\n  default_limits: {cpus: 1, memory: 333m, pids: 100, open_files: 1024, disk: 100m, inodes: 5000}\n"
+const labConfig = `
+lab: {promotion_window: 4s}
+cost:
+  books: [{version: lab, currency: EUR, from: 2026-01-01T00:00:00Z, prices: {starts: {price: 0.01, unit: start}}}]
+production:
+  default_limits: {cpus: 1, memory: 333m, pids: 100, open_files: 1024, disk: 100m, inodes: 5000}
+  cost:
+    books: [{version: production, currency: EUR, from: 2026-01-01T00:00:00Z, prices: {starts: {price: 0.5, unit: start}}}]
+`
 
 // laboratory is a daemon with a project.
 type laboratory struct {
@@ -69,25 +79,21 @@ func (l *laboratory) dismantle() {
 	if err = errors.Join(err, kill); err != nil {
 		l.t.Error(err)
 	}
-	for range 100 { // once the last sandbox is cleaned up
-		if os.Remove(filepath.Join(cgroupRoot(), l.parent, "production")) == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testenv.Eventually(l.t, 10*time.Second, "the cgroup of production is empty", func() bool {
+		err := os.Remove(filepath.Join(cgroupRoot(), l.parent, "production"))
+		return err == nil || errors.Is(err, os.ErrNotExist)
+	})
 }
 
 // ended waits until no promotion is under way.
-func (l *laboratory) ended(ctx context.Context) project.Promotion {
-	for ctx.Err() == nil {
+func (l *laboratory) ended(ctx context.Context) (last project.Promotion) {
+	l.t.Helper()
+	testenv.Eventually(l.t, time.Minute, "the promotion ends", func() bool {
 		all, err := l.Promotions(ctx, string(l.ID))
-		if err == nil && (len(all) == 0 || all[0].Status.Final()) {
-			return append(all, project.Promotion{})[0]
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	l.t.Errorf("the promotion does not end:\n%s", lastLines(l.log.String(), 40))
-	return project.Promotion{}
+		last = append(all, project.Promotion{})[0]
+		return err == nil && (len(all) == 0 || last.Status.Final())
+	})
+	return last
 }
 
 // stays is an agent that says hello and runs on.
@@ -125,17 +131,13 @@ func (l *laboratory) agent(id project.AgentID) project.AgentView {
 }
 
 // becomes waits until an agent is as wanted.
-func (l *laboratory) becomes(id project.AgentID, what string, ok func(project.AgentView) bool) project.AgentView {
+func (l *laboratory) becomes(id project.AgentID, what string, ok func(project.AgentView) bool) (a project.AgentView) {
 	l.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		a := l.agent(id)
-		if ok(a) {
-			return a
-		}
-		if time.Now().After(end) {
-			l.t.Fatalf("agent %s is not %s: %+v", id, what, a.Agent)
-		}
-	}
+	testenv.Eventually(l.t, 30*time.Second, string(id)+" is "+what, func() bool {
+		a = l.agent(id)
+		return ok(a)
+	})
+	return a
 }
 
 func (l *laboratory) active(id project.AgentID) project.AgentView {
@@ -372,6 +374,22 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 	if _, err := os.Stat(filepath.Join(cgroupRoot(), l.parent, "production", string(sb.ID))); err != nil {
 		l.t.Errorf("its cgroup: %v", err)
 	}
+	// Each world has prices of its own.
+	for what, c := range map[string]struct {
+		*client.Client
+		book string
+		want cost.Nano
+	}{"production": {far, "production", cost.Unit / 2}, "the lab": {l.Client, "lab", cost.Unit / 100}} {
+		id := agents[0].ID
+		if c.book == "lab" {
+			id = moved.ID
+		}
+		st, err := c.Statement(l.t.Context(), cost.StatementQuery{By: "label:agent"})
+		i := slices.IndexFunc(st.Lines, func(x cost.StatementLine) bool { return x.Key == string(id) })
+		if err != nil || i < 0 || st.Lines[i].Usage != c.want || st.Lines[i].Charges[0].Book != c.book {
+			l.t.Errorf("what %s charges: %+v, %v", what, st.Lines, err)
+		}
+	}
 	_, err = l.Sandbox(l.t.Context(), string(sb.ID))
 	wantCode(l.t, "look for it in the lab", err, "sandbox_not_found")
 	for _, args := range [][]string{{"ls"}, {"stats"}, {"logs", string(agents[0].ID), string(agents[0].Process)}} {
@@ -517,18 +535,11 @@ func newHook(t testing.TB) *hook {
 // wants waits for a delivery of a type, which was tried twice.
 func (h *hook) wants(t testing.TB, kind string) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	testenv.Eventually(t, 30*time.Second, "a notice of "+kind, func() bool {
 		h.mu.Lock()
-		n := h.got[kind]
-		h.mu.Unlock()
-		if n > 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Errorf("no notice of %s came", kind)
-			return
-		}
-	}
+		defer h.mu.Unlock()
+		return h.got[kind] > 0
+	})
 }
 
 // TestPromotionSurvivesKills kills the daemon at random moments of promotions,
@@ -554,6 +565,7 @@ func TestPromotionSurvivesKills(t *testing.T) {
 	}
 	b := l.deploy("settler", project.AgentSpec{})
 	l.active(b.ID)
+	l.enter(b.ID, cost.KindRevenue, cost.Unit)
 	if p := l.promoteKilling(r); p.Status != project.PromotionDone {
 		t.Fatalf("of a well agent: %s: %s", p.Status, p.Detail)
 	}
@@ -567,13 +579,11 @@ func (l *laboratory) promoteKilling(r *rand.Rand) project.Promotion {
 		l.t.Fatal(err)
 	}
 	for range 4 {
-		time.Sleep(time.Duration(r.IntN(600)) * time.Millisecond)
+		time.Sleep(time.Duration(r.IntN(600)) * time.Millisecond) //nolint:forbidigo // a moment by chance
 		l.kill()
 		l.start()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return l.ended(ctx)
+	return l.ended(context.Background())
 }
 
 // onlyIn looks that an agent runs in one world, once, and not in the other.
@@ -583,7 +593,7 @@ func (l *laboratory) onlyIn(a project.Agent, production bool) {
 	if production {
 		home, away, name, other = away, home, other, name
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	testenv.Eventually(l.t, 20*time.Second, "agent "+name+" runs where it belongs, once", func() bool {
 		procs, err := home.Processes(l.t.Context(), name)
 		live := 0
 		for _, p := range procs {
@@ -591,13 +601,8 @@ func (l *laboratory) onlyIn(a project.Agent, production bool) {
 				live++
 			}
 		}
-		if err == nil && live == 1 {
-			break
-		}
-		if time.Now().After(end) {
-			l.t.Fatalf("agent %s has %d processes where it belongs, %v", name, live, err)
-		}
-	}
+		return err == nil && live == 1
+	})
 	page, err := away.List(l.t.Context(), sandbox.Filter{Name: other})
 	if err != nil && sandbox.CodeOf(err) != "no_production" {
 		l.t.Error(err)

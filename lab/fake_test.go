@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
@@ -448,7 +449,7 @@ func (h *host) stop() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	err := h.Lab.Close(ctx)
+	err := h.Close(ctx)
 	for _, db := range h.dbs {
 		err = errors.Join(err, db.Close())
 	}
@@ -458,14 +459,9 @@ func (h *host) stop() {
 	}
 }
 
-// until polls for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not come to pass", what)
-		}
-	}
+	testenv.Eventually(t, 20*time.Second, what, ok)
 }
 
 func (h *host) project(name string, s project.Settings) project.Project {

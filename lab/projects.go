@@ -57,7 +57,7 @@ func (l *Lab) workspace(ctx context.Context, p project.Project, bytes int64) err
 // checkSettings judges what a project is to be, and plans its next
 // evaluation.
 func (l *Lab) checkSettings(p *project.Project) error {
-	if err := p.Settings.Validate(); err != nil {
+	if err := p.Validate(); err != nil {
 		return err
 	}
 	if err := l.rules.checkAll(p.Settings); err != nil {
@@ -218,10 +218,10 @@ func (l *Lab) KillProject(ctx context.Context, ref string, dropWorkspace bool, a
 		if p, err = t.Project(p.ID); err != nil {
 			return err
 		}
-		switch {
-		case p.Status == project.StatusPromoting:
+		switch p.Status {
+		case project.StatusPromoting:
 			return sandbox.Errorf(sandbox.ErrConflict, "promotion_running", "project %s is being promoted: wait for its end", p.ID)
-		case p.Status == project.StatusKilled:
+		case project.StatusKilled:
 			if dropWorkspace && p.Workspace != "" {
 				p.Ending, p.DropWorkspace = true, true
 				return t.PutProject(p)

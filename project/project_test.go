@@ -197,8 +197,12 @@ func TestRestarts(t *testing.T) {
 		ok   bool
 		want AgentStatus
 	}{
-		{"", true, AgentPending}, {RestartAlways, true, AgentPending}, {RestartOnFailure, true, AgentStopped}, {RestartOnFailure, false, AgentPending},
-		{RestartNever, true, AgentStopped}, {RestartNever, false, AgentFailed},
+		{"", true, AgentPending},
+		{RestartAlways, true, AgentPending},
+		{RestartOnFailure, true, AgentStopped},
+		{RestartOnFailure, false, AgentPending},
+		{RestartNever, true, AgentStopped},
+		{RestartNever, false, AgentFailed},
 	} {
 		a := Agent{Status: AgentActive, StartedAt: now, Spec: AgentSpec{Restart: RestartPolicy{When: c.when}}}
 		if got := a.After(now, c.ok, "").Status; got != c.want {

@@ -49,7 +49,7 @@ func (l *Lab) CreateProject(_ context.Context, req project.Request) (project.Pro
 	p := project.Project{ID: project.NewID(), Name: req.Name, Owner: req.Actor, Status: project.StatusActive, CreatedAt: time.Now(), Settings: req.Settings}
 	p.Workspace = "ws-" + string(p.ID)
 	l.views, l.money[p.ID] = append(l.views, &project.View{Project: p}), map[project.AgentID]project.Money{}
-	return p.Shown(), req.Settings.Validate()
+	return p.Shown(), req.Validate()
 }
 
 // Projects lists the projects.
@@ -117,7 +117,7 @@ func (l *Lab) ChangeProject(_ context.Context, ref string, ch project.Change) (p
 		return project.Project{}, err
 	}
 	v.Settings = ch.Apply(v.Settings)
-	return v.Shown(), v.Settings.Validate()
+	return v.Shown(), v.Validate()
 }
 
 // KillProject ends it.
