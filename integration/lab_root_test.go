@@ -575,7 +575,7 @@ func TestPromotionSurvivesKills(t *testing.T) {
 // promoteKilling promotes, killing the daemon again and again.
 func (l *laboratory) promoteKilling(r *rand.Rand) project.Promotion {
 	l.t.Helper()
-	if _, err := l.Promote(l.t.Context(), string(l.ID), project.PromotionRequest{Force: true, Window: 1}); err != nil {
+	if _, err := l.Promote(l.t.Context(), string(l.ID), project.PromotionRequest{Force: true, Window: 1000}); err != nil {
 		l.t.Fatal(err)
 	}
 	for range 4 {

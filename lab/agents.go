@@ -25,6 +25,9 @@ func (l *Lab) Deploy(ctx context.Context, ref, kind string, spec project.AgentSp
 	if err != nil {
 		return a, err
 	}
+	if p.Status != project.StatusActive {
+		return a, notActive(p)
+	}
 	if err := l.workspace(ctx, p, 0); err != nil { // a crash may have come before it
 		return a, err
 	}

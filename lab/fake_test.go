@@ -427,7 +427,7 @@ func (h *host) start() {
 			d, err := time.ParseDuration(expression)
 			return after.Add(d), err
 		},
-		Tick: 20 * time.Millisecond, Window: 200 * time.Millisecond,
+		Tick: 20 * time.Millisecond, Window: 400 * time.Millisecond,
 		Step: func(s string) error {
 			if h.step == nil {
 				return nil

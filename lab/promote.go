@@ -41,6 +41,7 @@ func (l *Lab) step(format string, args ...any) error {
 const (
 	moveTries    = 4                // before a move that does not work is rolled back
 	moveTimeout  = 10 * time.Minute // for copying images and starting agents
+	maxWindow    = 7 * 24 * time.Hour
 	watchPoll    = 250 * time.Millisecond
 	rollbackWait = 30 * time.Second // between two tries of a rollback, at most
 )
@@ -80,13 +81,16 @@ func (l *Lab) Promote(ctx context.Context, ref string, req project.PromotionRequ
 	if err := l.nameImages(ctx, moves); err != nil {
 		return pr, err
 	}
-	window := time.Duration(req.Window) * time.Second
+	if req.Window < 0 || req.Window > maxWindow.Milliseconds() {
+		return pr, sandbox.Errorf(sandbox.ErrInvalid, "invalid_window", "window of %d ms: use 0 (the daemon's setting) to %d", req.Window, maxWindow.Milliseconds())
+	}
+	window := time.Duration(req.Window) * time.Millisecond
 	if window == 0 {
 		window = l.cfg.Window
 	}
 	pr = project.Promotion{
 		ID: project.NewPromotionID(), Project: p.ID, Status: project.PromotionMoving, Actor: req.Actor, Forced: e.Recommendation == project.NotReady,
-		Evaluation: e.ID, Moves: moves, Left: left, StartedAt: time.Now().UTC(), Window: int64(window / time.Second),
+		Evaluation: e.ID, Moves: moves, Left: left, StartedAt: time.Now().UTC(), Window: window.Milliseconds(),
 	}
 	if err := l.step("plan"); err != nil {
 		return pr, err
@@ -242,7 +246,7 @@ func (l *Lab) setPromotion(pr project.Promotion, to project.PromotionStatus, kin
 			now.Detail = detail
 		}
 		if to == project.PromotionWatching {
-			now.Until = time.Now().UTC().Add(time.Duration(now.Window) * time.Second)
+			now.Until = time.Now().UTC().Add(time.Duration(now.Window) * time.Millisecond)
 		}
 		if err := t.PutPromotion(now); err != nil {
 			return err

@@ -61,7 +61,7 @@ type Promotion struct {
 	Moves      []Move          `json:"moves"`
 	Left       []Left          `json:"left,omitempty" doc:"Agents that do not move, and why."`
 	StartedAt  time.Time       `json:"started_at"`
-	Window     int64           `json:"window_seconds" doc:"How long the health of the promoted agents decides."`
+	Window     int64           `json:"window_ms" doc:"How long, in milliseconds, the health of the promoted agents decides."`
 	Until      time.Time       `json:"until,omitzero" doc:"Of one that is watching: the end of the window."`
 	EndedAt    time.Time       `json:"ended_at,omitzero"`
 }
@@ -85,7 +85,7 @@ type Left struct {
 // PromotionRequest asks for a promotion.
 type PromotionRequest struct {
 	Force  bool   `json:"force,omitempty" doc:"Also where the evaluation says NOT_READY."`
-	Window int64  `json:"window_seconds,omitempty" minimum:"0" maximum:"604800" doc:"How long the health of promoted agents decides; 0: the daemon's setting."`
+	Window int64  `json:"window_ms,omitempty" minimum:"0" maximum:"604800000" doc:"How long the health of promoted agents decides; 0: the daemon's setting."`
 	Actor  string `json:"-"`
 }
 

@@ -207,7 +207,7 @@ func TestLabFixture(t *testing.T) {
 		t.Errorf("agents %+v, %v", agents, err)
 	}
 	running, err := d.Promotions(ctx, "")
-	if err != nil || len(running) != 1 || running[0].Moves[0].To != "bot_aaaaaaaa" || running[0].Window != 600 {
+	if err != nil || len(running) != 1 || running[0].Moves[0].To != "bot_aaaaaaaa" || running[0].Window != 600_000 {
 		t.Errorf("promotions %+v, %v", running, err)
 	}
 	evaluations, err := d.Evaluations(ctx, p.ID, 1)

@@ -328,7 +328,7 @@ check within the window, all are moved back.`,
 			if err := c.confirm(yes, "Move the agents of %s into production?", args[0]); err != nil {
 				return err
 			}
-			req.Window = seconds(window)
+			req.Window = window.Milliseconds()
 			p, err := cl.Promote(cmd.Context(), args[0], req)
 			if err == nil && !noWait {
 				p, err = c.watchPromotion(cmd.Context(), cl, p)
