@@ -108,15 +108,20 @@ func (l *Lab) Enter(ctx context.Context, ref string, e project.Entry, actor stri
 	return e, nil
 }
 
+// alertTicks is every how many ticks alerts are looked at: that takes a reading
+// of all counters.
+const alertTicks = 6
+
 // keepTicking looks at what time brings, until the lab ends.
 func (l *Lab) keepTicking() {
 	t := time.NewTicker(l.cfg.Tick)
 	defer t.Stop()
-	for l.life.Err() == nil {
-		l.tick(l.life)
+	for n := 0; l.life.Err() == nil; n++ {
+		l.tick(l.life, n%alertTicks == 0)
 		select {
 		case <-l.life.Done():
-		case <-l.ticks:
+		case <-l.ticks: // something changed that alerts may be about
+			n = -1
 		case <-t.C:
 		}
 	}
@@ -124,7 +129,7 @@ func (l *Lab) keepTicking() {
 
 // tick ends overdue experiments, runs evaluations that are due and looks at
 // alerts.
-func (l *Lab) tick(ctx context.Context) {
+func (l *Lab) tick(ctx context.Context, alerts bool) {
 	running, err := l.store.Experiments(ctx, "")
 	l.complain(ctx, "read the experiments", err)
 	for _, e := range running {
@@ -141,7 +146,7 @@ func (l *Lab) tick(ctx context.Context) {
 		if !p.NextEvaluation.IsZero() && !p.NextEvaluation.After(time.Now()) {
 			l.complain(ctx, "evaluate a project", l.evaluateDue(ctx, p))
 		}
-		if len(p.Alerts) > 0 {
+		if alerts && len(p.Alerts) > 0 {
 			l.complain(ctx, "look at the alerts of a project", l.alert(ctx, p))
 		}
 	}

@@ -31,8 +31,7 @@ type kernel struct {
 	events  []sandbox.Event
 	subs    map[chan struct{}]bool
 	serial  int64
-	// sick are commands whose process ends when health is asked for.
-	refuse func(verb, ref string) error
+	refuse  func(verb, ref string) error
 }
 
 type fakeBox struct {
@@ -344,6 +343,18 @@ func (k *kernel) running() []string {
 	return names
 }
 
+// look returns a sandbox as it is now, with the files written into it.
+func (k *kernel) look(t testing.TB, ref string) (sandbox.Spec, map[string]string) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b, err := k.find(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.Spec, maps.Clone(b.files)
+}
+
 // living returns the names of sandboxes that have not ended.
 func (k *kernel) living() []string {
 	k.mu.Lock()
@@ -416,13 +427,27 @@ func (h *host) open(name string) *state.DB {
 	return db
 }
 
+// rows are a world's, whose events are the kernel's: in a daemon both are in
+// one log.
+type rows struct {
+	*state.DB
+	k *kernel
+}
+
+func (r rows) AppendEvent(_ context.Context, e sandbox.Event) (int64, error) {
+	r.k.mu.Lock()
+	defer r.k.mu.Unlock()
+	r.k.note("", e.Type)
+	return r.k.serial, nil
+}
+
 func (h *host) start() {
 	h.t.Helper()
-	store := h.open("sandboxd.db")
+	store := rows{h.open("sandboxd.db"), h.lab}
 	there, _ := filepath.Glob(filepath.Join(h.dir, "production.db"))
 	l := New(Config{
 		Store: store, Sandboxes: h.lab, Books: h.books, InProduction: len(there) > 0,
-		Production: func(context.Context) (World, error) { return World{h.open("production.db"), h.far}, nil },
+		Production: func(context.Context) (World, error) { return World{rows{h.open("production.db"), h.far}, h.far}, nil },
 		NextRun: func(expression string, after time.Time) (time.Time, error) {
 			d, err := time.ParseDuration(expression)
 			return after.Add(d), err

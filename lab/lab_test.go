@@ -21,15 +21,12 @@ func TestAgentsComeBack(t *testing.T) {
 	p := h.project("shop", easy)
 	a := h.deploy(p, "bot", project.AgentSpec{Config: map[string]any{"k": "v"}, Restart: project.RestartPolicy{BackoffMS: 1, Max: 100}})
 	first := h.becomes(a.ID, project.AgentActive)
-	box, err := h.lab.find(string(a.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, files := h.lab.look(t, string(a.ID))
 	var config map[string]any
-	if err := json.Unmarshal([]byte(box.files[project.ConfigPath]), &config); err != nil || config["k"] != "v" || config[project.KeySandboxMode] != true || config[project.KeyAgent] != string(a.ID) {
+	if err := json.Unmarshal([]byte(files[project.ConfigPath]), &config); err != nil || config["k"] != "v" || config[project.KeySandboxMode] != true || config[project.KeyAgent] != string(a.ID) {
 		t.Errorf("its config: %v, %v", config, err)
 	}
-	if s := box.Spec; s.Project != string(p.ID) || s.Labels[project.LabelAgent] != string(a.ID) || s.Env["SANDBOX_MODE"] != "true" || s.Volumes[0].Volume != p.Workspace {
+	if s.Project != string(p.ID) || s.Labels[project.LabelAgent] != string(a.ID) || s.Env["SANDBOX_MODE"] != "true" || s.Volumes[0].Volume != p.Workspace {
 		t.Errorf("its sandbox: %+v", s)
 	}
 
@@ -51,7 +48,6 @@ func TestAgentsComeBack(t *testing.T) {
 	before := h.agent(a.ID)
 	h.stop()
 	h.start()
-	h.lab.note(before.Sandbox, "anything") // a look, at least
 	if n := h.becomes(a.ID, project.AgentActive); n.Process != before.Process || n.Restarts != before.Restarts {
 		t.Errorf("after a restart: %+v, was %+v", n, before)
 	}

@@ -104,6 +104,9 @@ func (l *Lab) ChangeProject(ctx context.Context, ref string, ch project.Change) 
 // Projects lists the projects, the oldest first: with a status only those,
 // without one all that were not killed.
 func (l *Lab) Projects(ctx context.Context, status project.Status, all bool) ([]project.Project, error) {
+	if status != "" && !status.Valid() {
+		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_status", "no project status %.40q: use one of %v", status, project.Statuses())
+	}
 	list, err := l.store.Projects(ctx)
 	list = slices.DeleteFunc(list, func(p project.Project) bool {
 		if status != "" {
@@ -173,9 +176,6 @@ func (l *Lab) books(ctx context.Context, id project.ID) ([]project.Agent, map[pr
 // Summary sums the projects up: of one status, or of all.
 func (l *Lab) Summary(ctx context.Context, status project.Status) (project.Summary, error) {
 	s := project.Summary{Count: map[project.Status]int{}, Projects: []project.Line{}}
-	if status != "" && !status.Valid() {
-		return s, sandbox.Errorf(sandbox.ErrInvalid, "invalid_status", "no project status %.40q: use one of %v", status, project.Statuses())
-	}
 	list, err := l.Projects(ctx, status, true)
 	if err != nil {
 		return s, err

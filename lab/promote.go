@@ -121,7 +121,14 @@ func (l *Lab) nameImages(ctx context.Context, moves []project.Move) error {
 		if err != nil {
 			return fmt.Errorf("find the image of agent %s: %w", m.From, err)
 		}
-		moves[i].Image, moves[i].Spec.Image = sb.Spec.ImageDigest, sb.Spec.Image
+		img, err := l.cfg.Sandboxes.Image(ctx, sb.Spec.Image)
+		if err != nil {
+			return fmt.Errorf("find image %s of agent %s: %w", sb.Spec.Image, m.From, err)
+		}
+		if img.Digest != sb.Spec.ImageDigest && img.Kind != sandbox.ImageHost {
+			return sandbox.Errorf(sandbox.ErrConflict, "image_changed", "image %s is no longer what agent %s runs on: stop the agent and deploy it anew", img.Name, m.From)
+		}
+		moves[i] = m.On(img.Name, img.Digest, img.Kind == sandbox.ImageHost)
 	}
 	return nil
 }
@@ -358,28 +365,26 @@ func (l *Lab) atRest(ctx context.Context, id project.AgentID) error {
 	return fmt.Errorf("agent %s still has a sandbox that is %s", id, sb.Status)
 }
 
-// copyImage brings an image into production, unless it is there.
+// copyImage brings an image into production, unless it is there: its name
+// there tells its content.
 func (l *Lab) copyImage(ctx context.Context, to Sandboxes, m project.Move) error {
-	there, err := to.Image(ctx, m.Spec.Image)
-	if err == nil && (there.Digest == m.Image || there.Kind == sandbox.ImageHost) {
-		return nil
-	}
-	if err != nil && !is(err, sandbox.ErrNotFound) {
+	_, err := to.Image(ctx, m.Spec.Image)
+	if err == nil || !is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	from, err := l.cfg.Sandboxes.Image(ctx, m.Spec.Image)
+	from, err := l.cfg.Sandboxes.Image(ctx, m.Image)
 	if err != nil {
-		return fmt.Errorf("find image %s of agent %s: %w", m.Spec.Image, m.From, err)
+		return fmt.Errorf("find image %s of agent %s: %w", m.Image, m.From, err)
 	}
-	if from.Digest != m.Image {
-		return sandbox.Errorf(sandbox.ErrConflict, "image_changed", "image %s is no longer what agent %s runs on: deploy it anew", m.Spec.Image, m.From)
+	if from.Digest != m.Digest {
+		return sandbox.Errorf(sandbox.ErrConflict, "image_changed", "image %s is no longer what agent %s ran on", m.Image, m.From)
 	}
 	r, err := l.cfg.Sandboxes.ExportImage(ctx, sandbox.ExportRequest{Source: from.Name, Actor: "promotion"})
 	if err != nil {
 		return fmt.Errorf("read image %s: %w", from.Name, err)
 	}
 	defer r.Close()
-	if _, err := to.ImportImage(ctx, sandbox.ImportRequest{Name: from.Name, Actor: "promotion"}, r); err != nil {
+	if _, err := to.ImportImage(ctx, sandbox.ImportRequest{Name: m.Spec.Image, Actor: "promotion"}, r); err != nil {
 		return fmt.Errorf("bring image %s into production: %w", from.Name, err)
 	}
 	return nil

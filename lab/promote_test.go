@@ -122,7 +122,8 @@ func (h *host) apart(where string) {
 
 func TestPromotionMovesTheRightAgents(t *testing.T) {
 	h := newHost(t)
-	c := h.crew(project.AgentSpec{Config: map[string]any{"rate": "slow"}, Health: &project.HealthCheck{Command: []string{"healthy"}, Interval: 10}})
+	h.lab.images["bots"] = sandbox.Image{Name: "bots", Digest: "sha256:feedfacecafebeef0000", Kind: sandbox.ImageOCI}
+	c := h.crew(project.AgentSpec{Image: "bots", Config: map[string]any{"rate": "slow"}, Health: &project.HealthCheck{Command: []string{"healthy"}, Interval: 10}})
 	if got := h.agent(c.earns.ID).Spec.Config; got[project.KeySandboxMode] != true || got[project.KeyDepartment] != project.Department {
 		t.Errorf("config in the lab: %v", got)
 	}
@@ -145,8 +146,11 @@ func TestPromotionMovesTheRightAgents(t *testing.T) {
 		t.Fatalf("ended %s: %s", p.Status, p.Detail)
 	}
 	h.settled(c, p)
-	if a := h.agent(c.earns.ID.Promoted()); a.Spec.Config["rate"] != "slow" {
-		t.Errorf("its config in production: %v", a.Spec.Config)
+	if a := h.agent(c.earns.ID.Promoted()); a.Spec.Config["rate"] != "slow" || a.Spec.Image != "promoted-feedfacecafebeef" {
+		t.Errorf("in production: %+v", a.Spec)
+	}
+	if s, _ := h.far.look(t, string(c.earns.ID.Promoted())); s.ImageDigest != "sha256:feedfacecafebeef0000" || s.Project != "" || s.Labels[project.LabelDepartment] != "" {
+		t.Errorf("its sandbox in production: %+v", s)
 	}
 
 	// Production does not notice the end of the project.

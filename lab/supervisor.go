@@ -20,6 +20,8 @@ type supervisor struct {
 	world World
 	log   *slog.Logger
 
+	following sync.Once
+
 	mu      sync.Mutex
 	keepers map[project.AgentID]*keeper
 	boxes   map[sandbox.ID]*keeper // by the sandbox each was last seen in
@@ -31,6 +33,7 @@ type keeper struct {
 	id    project.AgentID
 	turn  chan struct{} // one token: the right to act on the agent
 	poked chan struct{} // holds one: look again
+	seen  sandbox.ID    // guarded by the supervisor's mu: where it was last seen
 
 	// What only its turn's holder uses.
 	checked time.Time // when health was last asked for
@@ -39,7 +42,9 @@ type keeper struct {
 const (
 	// lookEvery bounds how long a keeper rests: what no event told of is
 	// found then.
-	lookEvery  = time.Minute
+	lookEvery = time.Minute
+	// followNap bounds how often the event log is read, however much happens.
+	followNap  = 25 * time.Millisecond
 	retryFirst = time.Second
 	retryMost  = time.Minute
 )
@@ -54,25 +59,17 @@ func newSupervisor(l *Lab, name string, w World) *supervisor {
 // start takes up the agents there are, those to be stopped too: a daemon may
 // have ended between a row and its act.
 func (s *supervisor) start(ctx context.Context) error {
-	// Everything before this event is seen by the first look.
-	seq, err := s.world.Rows.AppendEvent(ctx, sandbox.Event{Type: "lab.started", Actor: "daemon", Data: map[string]string{"world": s.name}})
-	if err != nil {
-		return err
-	}
 	agents, err := s.world.Rows.Agents(ctx, "")
-	if err != nil {
-		return err
-	}
 	for _, a := range agents {
 		s.keep(a)
 	}
-	s.l.spawn(func() { s.follow(seq) })
-	return nil
+	return err
 }
 
 // keep begins to look after an agent; of one that is looked after it wakes the
 // keeper.
 func (s *supervisor) keep(a project.Agent) *keeper {
+	s.following.Do(func() { s.l.spawn(s.follow) }) // without agents nobody reads the log
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.keepers[a.ID]
@@ -82,23 +79,32 @@ func (s *supervisor) keep(a project.Agent) *keeper {
 		s.l.spawn(k.run)
 	}
 	if a.Sandbox != "" {
-		s.boxes[a.Sandbox] = k
+		s.saw(k, a.Sandbox)
 	}
 	wake(k.poked)
 	return k
 }
 
-// saw notes in which sandbox an agent is.
+// saw notes in which sandbox an agent is; mu is held.
 func (s *supervisor) saw(k *keeper, id sandbox.ID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.boxes[id] = k
+	if k.seen != id {
+		delete(s.boxes, k.seen)
+	}
+	k.seen, s.boxes[id] = id, k
+}
+
+// saw is the supervisor's, which it locks.
+func (k *keeper) saw(id sandbox.ID) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	k.s.saw(k, id)
 }
 
 // follow wakes keepers when something happened to their sandboxes.
-func (s *supervisor) follow(after int64) {
+func (s *supervisor) follow() {
 	news, cancel := s.world.Sandboxes.Subscribe()
 	defer cancel()
+	after := s.mark()
 	for s.l.life.Err() == nil {
 		events, err := s.world.Sandboxes.Events(s.l.life, after, "", 1000)
 		if err != nil && s.l.life.Err() == nil {
@@ -118,8 +124,32 @@ func (s *supervisor) follow(after int64) {
 		select {
 		case <-s.l.life.Done():
 		case <-news:
+			_ = pause(s.l.life, followNap) // its end is the loop's
 		}
 	}
+}
+
+// mark writes an event, from which on the log is read, and has all agents
+// looked at for what came before.
+func (s *supervisor) mark() (seq int64) {
+	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+		var err error
+		seq, err = s.world.Rows.AppendEvent(s.l.life, sandbox.Event{Type: "lab.started", Actor: "daemon", Data: map[string]string{"world": s.name}})
+		if err == nil {
+			break
+		}
+		if s.l.life.Err() != nil {
+			return 0
+		}
+		s.log.Error("begin to follow the agents: tried again", "err", err)
+		_ = pause(s.l.life, wait) // its end is the loop's
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.keepers {
+		wake(k.poked)
+	}
+	return seq
 }
 
 // run is the keeper's life.
@@ -152,10 +182,8 @@ func (k *keeper) leave() {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	delete(k.s.keepers, k.id)
-	for id, other := range k.s.boxes {
-		if other == k {
-			delete(k.s.boxes, id)
-		}
+	if k.s.boxes[k.seen] == k {
+		delete(k.s.boxes, k.seen)
 	}
 }
 
@@ -213,7 +241,7 @@ func (k *keeper) box(ctx context.Context, a project.Agent) (sb sandbox.Sandbox, 
 	if sb.Spec.Labels[project.LabelAgent] != string(a.ID) {
 		return sb, false, sandbox.Errorf(sandbox.ErrConflict, "name_taken", "sandbox %s has the name of agent %s and is not its: remove it", sb.ID, a.ID)
 	}
-	k.s.saw(k, sb.ID)
+	k.saw(sb.ID)
 	return sb, true, nil
 }
 
@@ -295,7 +323,7 @@ func (k *keeper) launch(ctx context.Context, a project.Agent) (sandbox.Sandbox, 
 	if err != nil {
 		return sb, sandbox.Process{}, err
 	}
-	k.s.saw(k, sb.ID)
+	k.saw(sb.ID)
 	procs, err := m.Processes(ctx, string(sb.ID))
 	if err != nil {
 		return sb, sandbox.Process{}, err

@@ -2,6 +2,7 @@ package project
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -68,12 +69,25 @@ type Promotion struct {
 
 // Move is one agent's.
 type Move struct {
-	From  AgentID     `json:"from"`
-	To    AgentID     `json:"to"`
-	Was   AgentStatus `json:"was" doc:"What a rollback restores."`
-	Type  string      `json:"type"`
-	Image string      `json:"image,omitempty" doc:"Digest of the image it ran on."`
-	Spec  AgentSpec   `json:"spec" doc:"Cleaned."`
+	From   AgentID     `json:"from"`
+	To     AgentID     `json:"to"`
+	Was    AgentStatus `json:"was" doc:"What a rollback restores."`
+	Type   string      `json:"type"`
+	Image  string      `json:"image,omitempty" doc:"Name of the image it ran on, in the lab."`
+	Digest string      `json:"digest,omitempty" doc:"Of that image."`
+	Spec   AgentSpec   `json:"spec" doc:"Cleaned; its image is named as in production."`
+}
+
+// On names the image a moved agent ran on, and what it is called in
+// production: by its content there, so that no later promotion changes what an
+// earlier one runs on. The host's own image has the same name everywhere.
+func (m Move) On(name, digest string, host bool) Move {
+	m.Image, m.Digest, m.Spec.Image = name, digest, name
+	if !host {
+		_, hex, _ := strings.Cut(digest, ":")
+		m.Spec.Image = "promoted-" + hex[:min(len(hex), 16)]
+	}
+	return m
 }
 
 // Left is an agent that does not move.

@@ -150,7 +150,7 @@ func (w *worlds) recover(ctx context.Context) error {
 func (w *worlds) assemble(ctx context.Context) (err error) {
 	c := w.c.production()
 	if first := w.c.firstSlot(); first < w.c.Slots {
-		return sandbox.Errorf(sandbox.ErrUnsupported, "no_slots", "the production world needs %d slots above the lab's %d, and ids and addresses reach to %d: lower max_sandboxes or use a larger network.pool",
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_slots", "the production world needs %d slots above the lab's %d, and ids and addresses reach to %d: lower max_sandboxes or production.max_sandboxes, or use a larger network.pool",
 			c.Slots, w.c.Slots, first+c.Slots)
 	}
 	defer func() {
