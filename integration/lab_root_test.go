@@ -229,9 +229,14 @@ func TestLabFromEmptyToPromoted(t *testing.T) {
 	if _, err := l.SetAgent(t.Context(), earner.ID, "stop"); err != nil {
 		t.Fatal(err)
 	}
-	second := l.deploy("keeper", project.AgentSpec{Health: &project.HealthCheck{Command: []string{"test", "-f", "/run/agent/config.json"}, Interval: 100}})
+	second := l.deploy("keeper", project.AgentSpec{
+		Image: smallImage(t, l.daemon, "bots"), User: "65534", Health: &project.HealthCheck{Command: []string{"cat", "/run/agent/config.json"}, Interval: 100},
+	})
 	l.enter(second.ID, cost.KindRevenue, cost.Unit)
 	l.active(second.ID)
+	testenv.Eventually(t, 10*time.Second, "an agent that is not root writes to the workspace", func() bool {
+		return l.exec(t, string(second.ID), "grep", "-q", string(second.ID), "/workspace/seen").exit.Code == 0
+	})
 	if out, err := l.cli("project", "promote", "shop", "--yes"); err != nil {
 		t.Fatalf("promote: %v\n%s\n%s", err, out, lastLines(l.log.String(), 30))
 	}
@@ -368,7 +373,7 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 		}
 	}
 	sb, err := far.Sandbox(l.t.Context(), string(agents[0].ID))
-	if err != nil || sb.Status != sandbox.StatusRunning || sb.Spec.Limits.MemoryBytes != 333<<20 || sb.Spec.Labels["project"] != "" {
+	if err != nil || sb.Status != sandbox.StatusRunning || sb.Spec.Limits.MemoryBytes != 333<<20 || sb.Spec.Labels["project"] != "" || !strings.HasPrefix(sb.Spec.Image, "promoted-") {
 		l.t.Fatalf("its sandbox: %+v, %v", sb, err)
 	}
 	if _, err := os.Stat(filepath.Join(cgroupRoot(), l.parent, "production", string(sb.ID))); err != nil {
@@ -552,7 +557,11 @@ func TestPromotionSurvivesKills(t *testing.T) {
 	sick := &project.HealthCheck{Command: []string{"sh", "-c", `test "$SANDBOX_MODE" = true`}, Interval: 50, Retries: 2}
 	a := l.deploy("traveller", project.AgentSpec{Health: sick})
 	l.enter(a.ID, cost.KindRevenue, cost.Unit)
-	for range 3 {
+	rounds := 3
+	if os.Getenv("SANDBOXD_SOAK") != "" {
+		rounds = 60
+	}
+	for range rounds {
 		l.active(a.ID)
 		p := l.promoteKilling(r)
 		if p.Status != project.PromotionRolledBack {

@@ -101,7 +101,7 @@ func (l *Lab) SetAgent(ctx context.Context, id project.AgentID, verb, actor stri
 			return err
 		}
 		to, kind, err := verbTo(a, verb)
-		if err != nil || to == a.Status {
+		if err != nil || to == a.Status && to != project.AgentPending {
 			return err
 		}
 		if to == project.AgentPending {

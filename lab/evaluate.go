@@ -137,12 +137,9 @@ func (l *Lab) tick(ctx context.Context, alerts bool) {
 			l.complain(ctx, "end an experiment", l.expire(ctx, e.ID))
 		}
 	}
-	all, err := l.store.Projects(ctx)
+	all, err := l.store.LiveProjects(ctx)
 	l.complain(ctx, "read the projects", err)
 	for _, p := range all {
-		if p.Status == project.StatusKilled {
-			continue
-		}
 		if !p.NextEvaluation.IsZero() && !p.NextEvaluation.After(time.Now()) {
 			l.complain(ctx, "evaluate a project", l.evaluateDue(ctx, p))
 		}

@@ -2,10 +2,12 @@ package lab
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,38 +26,84 @@ import (
 // daemon in these tests. The command of a process says what it does: "run"
 // runs on, "exit N" ends at once. A check "healthy" passes, others fail.
 type kernel struct {
-	mu      sync.Mutex
-	boxes   []*fakeBox
-	volumes map[string]bool
-	images  map[string]sandbox.Image
-	events  []sandbox.Event
-	subs    map[chan struct{}]bool
-	serial  int64
-	refuse  func(verb, ref string) error
+	mu sync.Mutex
+	kept
+	path   string // where it is kept for the next process; empty: nowhere
+	subs   map[chan struct{}]bool
+	refuse func(verb, ref string) error
+}
+
+// kept is what a kernel remembers.
+type kept struct {
+	Boxes   []*fakeBox
+	Volumes map[string]bool
+	Images  map[string]sandbox.Image
+	Log     []sandbox.Event
+	Serial  int64
 }
 
 type fakeBox struct {
 	sandbox.Sandbox
-	procs []*sandbox.Process
-	files map[string]string
+	Procs []*sandbox.Process
+	Files map[string]string
 }
 
 func newKernel() *kernel {
-	return &kernel{
-		volumes: map[string]bool{}, subs: map[chan struct{}]bool{},
-		images: map[string]sandbox.Image{"host": {Name: "host", Digest: "host", Kind: sandbox.ImageHost}},
+	return &kernel{subs: map[chan struct{}]bool{}, kept: kept{
+		Volumes: map[string]bool{}, Images: map[string]sandbox.Image{"host": {Name: "host", Digest: "host", Kind: sandbox.ImageHost}},
+	}}
+}
+
+// kernelAt is a kernel as an earlier process left it, or a new one; it is kept
+// for the next.
+func kernelAt(t testing.TB, path string) *kernel {
+	t.Helper()
+	k := newKernel()
+	k.path = path
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &k.kept)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// save keeps what changed; mu is held.
+func (k *kernel) save() {
+	if k.path == "" {
+		return
+	}
+	b, err := json.Marshal(k.kept)
+	if err == nil {
+		err = os.WriteFile(k.path+".new", b, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(k.path+".new", k.path)
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 
 func (k *kernel) note(id sandbox.ID, kind string) {
-	k.serial++
-	k.events = append(k.events, sandbox.Event{Seq: k.serial, Sandbox: id, Type: kind})
+	k.Serial++
+	k.Log = append(k.Log, sandbox.Event{Seq: k.Serial, Sandbox: id, Type: kind})
+	k.save()
 	for c := range k.subs {
 		select {
 		case c <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// refusing sets what decides on each act; nil permits all.
+func (k *kernel) refusing(f func(verb, ref string) error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuse = f
 }
 
 func (k *kernel) may(verb, ref string) error {
@@ -66,7 +114,7 @@ func (k *kernel) may(verb, ref string) error {
 }
 
 func (k *kernel) find(ref string) (*fakeBox, error) {
-	for _, b := range slices.Backward(k.boxes) {
+	for _, b := range slices.Backward(k.Boxes) {
 		if string(b.ID) == ref || b.Spec.Name == ref {
 			return b, nil
 		}
@@ -84,7 +132,7 @@ func (k *kernel) Create(_ context.Context, req sandbox.CreateRequest) (sandbox.S
 		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrConflict, "name_taken", "the name is taken")
 	}
 	for _, v := range req.Spec.Volumes {
-		if !k.volumes[v.Volume] {
+		if !k.Volumes[v.Volume] {
 			return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrNotFound, "volume_not_found", "no volume %s", v.Volume)
 		}
 	}
@@ -92,13 +140,13 @@ func (k *kernel) Create(_ context.Context, req sandbox.CreateRequest) (sandbox.S
 	if name == "" {
 		name = "host"
 	}
-	img, ok := k.images[name]
+	img, ok := k.Images[name]
 	if !ok {
 		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %s", name)
 	}
 	req.Spec.Image, req.Spec.ImageDigest = img.Name, img.Digest
-	b := &fakeBox{Sandbox: sandbox.Sandbox{ID: sandbox.NewID(), Spec: req.Spec, Owner: req.Actor, Status: sandbox.StatusRunning}, files: map[string]string{}}
-	k.boxes = append(k.boxes, b)
+	b := &fakeBox{Sandbox: sandbox.Sandbox{ID: sandbox.NewID(), Spec: req.Spec, Owner: req.Actor, Status: sandbox.StatusRunning}, Files: map[string]string{}}
+	k.Boxes = append(k.Boxes, b)
 	k.note(b.ID, "sandbox.running")
 	return b.Sandbox, nil
 }
@@ -127,7 +175,7 @@ func (k *kernel) to(verb, ref string, s sandbox.Status, from ...sandbox.Status) 
 		return b.Sandbox, sandbox.Errorf(sandbox.ErrConflict, "wrong_state", "it is %s", b.Status)
 	}
 	if s == sandbox.StatusStopped || s.Terminal() {
-		b.procs = nil
+		b.Procs = nil
 	}
 	b.Status = s
 	k.note(b.ID, "sandbox."+string(s))
@@ -161,14 +209,14 @@ func (k *kernel) StartProcess(_ context.Context, ref string, spec sandbox.Proces
 	if err != nil {
 		return sandbox.Process{}, err
 	}
-	k.serial++
-	p := &sandbox.Process{ID: sandbox.ProcessID(fmt.Sprintf("p%d", k.serial)), Argv: spec.Argv, Tag: spec.Tag, StartedAt: time.Now()}
+	k.Serial++
+	p := &sandbox.Process{ID: sandbox.ProcessID(fmt.Sprintf("p%d", k.Serial)), Argv: spec.Argv, Tag: spec.Tag, StartedAt: time.Now()}
 	if spec.Argv[0] == "exit" {
 		code := 0
 		_, _ = fmt.Sscan(spec.Argv[1], &code)
 		p.Exit = &sandbox.ExitStatus{Code: code, At: time.Now()}
 	}
-	b.procs = append(b.procs, p)
+	b.Procs = append(b.Procs, p)
 	k.note(b.ID, "process.exited")
 	return *p, nil
 }
@@ -181,7 +229,7 @@ func (k *kernel) Processes(_ context.Context, ref string) ([]sandbox.Process, er
 		return nil, err
 	}
 	var all []sandbox.Process
-	for _, p := range b.procs {
+	for _, p := range b.Procs {
 		all = append(all, *p)
 	}
 	return all, nil
@@ -196,7 +244,7 @@ func (k *kernel) kill(t testing.TB, name string, code int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range b.procs {
+	for _, p := range b.Procs {
 		if p.Exit == nil {
 			p.Exit = &sandbox.ExitStatus{Code: code}
 		}
@@ -211,11 +259,12 @@ func (k *kernel) SignalProcess(_ context.Context, ref string, id sandbox.Process
 	if err != nil {
 		return err
 	}
-	for _, p := range b.procs {
+	for _, p := range b.Procs {
 		if p.ID == id {
 			p.Exit = &sandbox.ExitStatus{Code: 137, Signal: "SIGKILL"}
 		}
 	}
+	k.save()
 	return nil
 }
 
@@ -246,7 +295,8 @@ func (f fakeFiles) Write(_ context.Context, _, path string, _ uint32, r io.Reade
 	data, err := io.ReadAll(r)
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
-	f.b.files[path] = string(data)
+	f.b.Files[path] = string(data)
+	f.k.save()
 	return sandbox.FileInfo{}, err
 }
 
@@ -263,27 +313,29 @@ func (k *kernel) Files(_ context.Context, ref string) (sandbox.Files, error) {
 func (k *kernel) CreateVolume(_ context.Context, req sandbox.VolumeRequest) (sandbox.Volume, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.volumes[req.Name] {
+	if k.Volumes[req.Name] {
 		return sandbox.Volume{}, sandbox.Errorf(sandbox.ErrConflict, "volume_exists", "there is one")
 	}
-	k.volumes[req.Name] = true
+	k.Volumes[req.Name] = true
+	k.save()
 	return sandbox.Volume{Name: req.Name}, nil
 }
 
 func (k *kernel) RemoveVolume(_ context.Context, name, _ string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.volumes[name] {
+	if !k.Volumes[name] {
 		return sandbox.Errorf(sandbox.ErrNotFound, "volume_not_found", "no volume")
 	}
-	delete(k.volumes, name)
+	delete(k.Volumes, name)
+	k.save()
 	return nil
 }
 
 func (k *kernel) Image(_ context.Context, name string) (sandbox.Image, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	img, ok := k.images[name]
+	img, ok := k.Images[name]
 	if !ok {
 		return img, sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %s", name)
 	}
@@ -300,7 +352,8 @@ func (k *kernel) ImportImage(_ context.Context, req sandbox.ImportRequest, r io.
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	img := sandbox.Image{Name: req.Name, Digest: string(digest), Kind: sandbox.ImageOCI}
-	k.images[req.Name] = img
+	k.Images[req.Name] = img
+	k.save()
 	return img, err
 }
 
@@ -308,7 +361,7 @@ func (k *kernel) Events(_ context.Context, after int64, _ string, limit int) ([]
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var out []sandbox.Event
-	for _, e := range k.events {
+	for _, e := range k.Log {
 		if e.Seq > after && len(out) < limit {
 			out = append(out, e)
 		}
@@ -333,8 +386,8 @@ func (k *kernel) running() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var names []string
-	for _, b := range k.boxes {
-		live := slices.ContainsFunc(b.procs, func(p *sandbox.Process) bool { return p.Exit == nil })
+	for _, b := range k.Boxes {
+		live := slices.ContainsFunc(b.Procs, func(p *sandbox.Process) bool { return p.Exit == nil })
 		if live && b.Status == sandbox.StatusRunning {
 			names = append(names, b.Spec.Name)
 		}
@@ -352,7 +405,7 @@ func (k *kernel) look(t testing.TB, ref string) (sandbox.Spec, map[string]string
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b.Spec, maps.Clone(b.files)
+	return b.Spec, maps.Clone(b.Files)
 }
 
 // living returns the names of sandboxes that have not ended.
@@ -360,7 +413,7 @@ func (k *kernel) living() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var names []string
-	for _, b := range k.boxes {
+	for _, b := range k.Boxes {
 		if !b.Status.Terminal() {
 			names = append(names, b.Spec.Name)
 		}
@@ -418,6 +471,16 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
+// hostAt is a machine as an earlier process left it; its lab does not run.
+func hostAt(t testing.TB, dir string) *host {
+	h := &host{
+		t: t, dir: dir, lab: kernelAt(t, filepath.Join(dir, "lab.json")), far: kernelAt(t, filepath.Join(dir, "far.json")),
+		books: &ledger{money: map[project.AgentID]project.Money{}},
+	}
+	t.Cleanup(h.stop)
+	return h
+}
+
 func (h *host) open(name string) *state.DB {
 	db, err := state.Open(context.Background(), filepath.Join(h.dir, name))
 	if err != nil {
@@ -438,7 +501,7 @@ func (r rows) AppendEvent(_ context.Context, e sandbox.Event) (int64, error) {
 	r.k.mu.Lock()
 	defer r.k.mu.Unlock()
 	r.k.note("", e.Type)
-	return r.k.serial, nil
+	return r.k.Serial, nil
 }
 
 func (h *host) start() {

@@ -118,21 +118,44 @@ func TestAgentVerbs(t *testing.T) {
 func TestAgentThatCannotStartFails(t *testing.T) {
 	h := newHost(t)
 	p := h.project("shop", easy)
-	h.lab.refuse = func(verb, _ string) error {
+	h.lab.refusing(func(verb, _ string) error {
 		if verb == "create" {
+			return sandbox.Errorf(sandbox.ErrExhausted, "slots_exhausted", "no room")
+		}
+		return nil
+	})
+	a := h.deploy(p, "bot", project.AgentSpec{Restart: project.RestartPolicy{Max: 3, BackoffMS: 1}})
+	if n := h.becomes(a.ID, project.AgentFailed); !strings.Contains(n.Detail, "no room") || n.Restarts != 3 {
+		t.Errorf("%+v", n)
+	}
+	h.lab.refusing(nil)
+	if n, err := h.SetAgent(t.Context(), a.ID, "start", ""); err != nil || n.Status != project.AgentActive || n.Restarts != 0 {
+		t.Errorf("started: %+v, %v", n, err)
+	}
+}
+
+// TestAgentWaitsForItsBudget: one that a budget refuses has not failed.
+func TestAgentWaitsForItsBudget(t *testing.T) {
+	h := newHost(t)
+	p := h.project("shop", easy)
+	a := h.deploy(p, "bot", project.AgentSpec{Restart: project.RestartPolicy{Max: 1, BackoffMS: 1}})
+	h.becomes(a.ID, project.AgentActive)
+	h.lab.refusing(func(verb, _ string) error {
+		if verb == "start" {
 			return sandbox.Errorf(sandbox.ErrExhausted, "budget_exhausted", "no money")
 		}
 		return nil
+	})
+	if _, err := h.lab.Stop(t.Context(), string(a.ID), "budget"); err != nil {
+		t.Fatal(err)
 	}
-	a := h.deploy(p, "bot", project.AgentSpec{Restart: project.RestartPolicy{Max: 3, BackoffMS: 1}})
-	if n := h.becomes(a.ID, project.AgentFailed); !strings.Contains(n.Detail, "no money") || n.Restarts != 3 {
+	until(t, "it waits", func() bool { return strings.Contains(h.agent(a.ID).Detail, "waits for its budget") })
+	if n := h.agent(a.ID); n.Status != project.AgentPending || n.Restarts != 1 {
 		t.Errorf("%+v", n)
 	}
-	h.lab.mu.Lock()
-	h.lab.refuse = nil
-	h.lab.mu.Unlock()
-	if n, err := h.SetAgent(t.Context(), a.ID, "start", ""); err != nil || n.Status != project.AgentActive || n.Restarts != 0 {
-		t.Errorf("started: %+v, %v", n, err)
+	h.lab.refusing(nil)
+	if n, err := h.SetAgent(t.Context(), a.ID, "start", ""); err != nil || n.Status != project.AgentActive {
+		t.Errorf("with a budget: %+v, %v", n, err)
 	}
 }
 
@@ -316,26 +339,22 @@ func TestKillIsFinished(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.lab.mu.Lock()
-	h.lab.refuse = func(verb, _ string) error {
+	h.lab.refusing(func(verb, _ string) error {
 		if verb == "remove" {
 			return sandbox.Errorf(sandbox.ErrUnavailable, "busy", "later")
 		}
 		return nil
-	}
-	h.lab.mu.Unlock()
+	})
 	_, err = h.KillProject(t.Context(), "shop", true, "")
 	if sandbox.CodeOf(err) != "kill_incomplete" || h.view(p).Status != project.StatusKilled {
 		t.Fatalf("killed: %v", err)
 	}
 	h.stop()
-	h.lab.mu.Lock()
-	h.lab.refuse = nil
-	h.lab.mu.Unlock()
+	h.lab.refusing(nil)
 	h.start()
 	until(t, "nothing is left", func() bool {
 		v := h.view(p)
-		return !v.Ending && v.Workspace == "" && len(h.lab.living()) == 0 && len(h.lab.volumes) == 0
+		return !v.Ending && v.Workspace == "" && len(h.lab.living()) == 0 && len(h.lab.Volumes) == 0
 	})
 	if all, err := h.Experiments(t.Context(), string(p.ID)); err != nil || all[0].ID != e.ID || all[0].Status != project.ExperimentCancelled {
 		t.Errorf("experiments %+v, %v", all, err)
@@ -349,7 +368,7 @@ func TestKillIsFinished(t *testing.T) {
 			t.Errorf("%s of a killed project: %v", what, err)
 		}
 	}
-	if h.lab.volumes[p.Workspace] {
+	if h.lab.Volumes[p.Workspace] {
 		t.Error("its workspace came back")
 	}
 	if err := h.RemoveProject(t.Context(), string(p.ID), ""); err != nil {

@@ -47,6 +47,7 @@ type Store interface {
 	Project(ctx context.Context, id project.ID) (project.Project, error)
 	ProjectByName(ctx context.Context, name string) (project.Project, error)
 	Projects(ctx context.Context) ([]project.Project, error)
+	LiveProjects(ctx context.Context) ([]project.Project, error)
 	Experiments(ctx context.Context, id project.ID) ([]project.Experiment, error)
 	Evaluations(ctx context.Context, id project.ID, limit int) ([]project.Evaluation, error)
 	Promotions(ctx context.Context, id project.ID) ([]project.Promotion, error)

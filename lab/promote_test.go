@@ -2,10 +2,13 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/project"
@@ -85,8 +88,8 @@ func (h *host) settled(c crew, p project.Promotion) {
 			h.t.Errorf("promoted, and still in the lab: %v", living)
 		}
 	case project.PromotionRolledBack:
-		if v.Status != project.StatusActive || len(ids) != 0 || len(h.far.living()) != 0 || len(h.far.volumes) != 0 {
-			h.t.Errorf("rolled back: project %s, in production %v, sandboxes %v, volumes %v", v.Status, ids, h.far.living(), h.far.volumes)
+		if v.Status != project.StatusActive || len(ids) != 0 || len(h.far.living()) != 0 || len(h.far.Volumes) != 0 {
+			h.t.Errorf("rolled back: project %s, in production %v, sandboxes %v, volumes %v", v.Status, ids, h.far.living(), h.far.Volumes)
 		}
 		until(h.t, "they run in the lab", func() bool { return slices.Contains(h.lab.running(), string(c.earns.ID)) })
 		if got := h.agent(c.rests.ID); got.Status != project.AgentPaused {
@@ -122,7 +125,7 @@ func (h *host) apart(where string) {
 
 func TestPromotionMovesTheRightAgents(t *testing.T) {
 	h := newHost(t)
-	h.lab.images["bots"] = sandbox.Image{Name: "bots", Digest: "sha256:feedfacecafebeef0000", Kind: sandbox.ImageOCI}
+	h.lab.Images["bots"] = sandbox.Image{Name: "bots", Digest: "sha256:feedfacecafebeef0000", Kind: sandbox.ImageOCI}
 	c := h.crew(project.AgentSpec{Image: "bots", Config: map[string]any{"rate": "slow"}, Health: &project.HealthCheck{Command: []string{"healthy"}, Interval: 10}})
 	if got := h.agent(c.earns.ID).Spec.Config; got[project.KeySandboxMode] != true || got[project.KeyDepartment] != project.Department {
 		t.Errorf("config in the lab: %v", got)
@@ -157,8 +160,8 @@ func TestPromotionMovesTheRightAgents(t *testing.T) {
 	if _, err := h.KillProject(t.Context(), string(c.ID), true, "uid:0"); err != nil {
 		t.Fatal(err)
 	}
-	if living := h.lab.living(); len(living) != 0 || len(h.lab.volumes) != 0 {
-		t.Errorf("after the kill: sandboxes %v, volumes %v", living, h.lab.volumes)
+	if living := h.lab.living(); len(living) != 0 || len(h.lab.Volumes) != 0 {
+		t.Errorf("after the kill: sandboxes %v, volumes %v", living, h.lab.Volumes)
 	}
 	if got := h.far.running(); len(got) != 2 {
 		t.Errorf("after the kill production has %v", got)
@@ -198,19 +201,23 @@ func TestPromotionOfACrashingAgentIsRolledBack(t *testing.T) {
 	h.settled(c, p)
 }
 
-// TestPromotionSurvivesACrashAnywhere ends the daemon at every step of a
-// promotion, and of a rollback, and starts it again.
-func TestPromotionSurvivesACrashAnywhere(t *testing.T) {
-	for name, health := range map[string]*project.HealthCheck{
+// checks are those of the agent that earns, by what becomes of its promotion.
+func checks() map[string]*project.HealthCheck {
+	return map[string]*project.HealthCheck{
 		"kept":        {Command: []string{"healthy"}, Interval: 10},
 		"rolled back": {Command: []string{"ill"}, Interval: 5, Grace: 3600_000},
-	} {
+	}
+}
+
+// TestPromotionSurvivesKillsAnywhere kills a process with a lab at every step of
+// a promotion, and of a rollback; another goes on from what it left on disk.
+func TestPromotionSurvivesKillsAnywhere(t *testing.T) {
+	for name, health := range checks() {
 		t.Run(name, func(t *testing.T) {
-			spec := project.AgentSpec{Health: health}
 			var steps []string
 			h := newHost(t)
 			h.step = func(s string) error { steps = append(steps, s); return nil }
-			c := h.crew(spec)
+			c := h.crew(project.AgentSpec{Health: health})
 			if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{}); err != nil {
 				t.Fatal(err)
 			}
@@ -220,46 +227,92 @@ func TestPromotionSurvivesACrashAnywhere(t *testing.T) {
 				t.Fatalf("only %d steps: %v", len(steps), steps)
 			}
 			for i, at := range steps {
-				t.Run(fmt.Sprintf("%d %s", i, at), func(t *testing.T) { crashAt(t, spec, i, first.Status) })
+				t.Run(fmt.Sprintf("%d %s", i, at), func(t *testing.T) { killedAt(t, name, i, first.Status) })
 			}
 		})
 	}
 }
 
-func crashAt(t *testing.T, spec project.AgentSpec, at int, want project.PromotionStatus) {
-	h := newHost(t)
-	c := h.crew(spec)
-	n, cut := 0, make(chan struct{})
-	h.step = func(string) error {
-		h.apart("before a step")
-		n++
-		if n == at+1 {
-			close(cut)
-			return errors.New("crash")
-		}
-		if n > at+1 {
-			return errors.New("dead already")
-		}
-		return nil
+// victim says, in the environment of TestVictim, where it is to die:
+// DIRECTORY|CHECK|STEP.
+const victim = "SANDBOXD_TEST_LAB_VICTIM"
+
+// TestVictim is the process that is killed.
+func TestVictim(t *testing.T) {
+	asked := strings.Split(os.Getenv(victim), "|")
+	if len(asked) != 3 {
+		t.Skip("this is a part of TestPromotionSurvivesKillsAnywhere")
 	}
-	_, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{})
-	if at == 0 { // before the plan was written: nothing was begun
-		if err == nil || h.view(c.Project).Status != project.StatusActive || h.view(c.Project).Promotion != nil {
-			t.Fatalf("cut off before the plan: %v", err)
-		}
-		return
-	}
+	at, err := strconv.Atoi(asked[2])
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-cut
-	h.stop()
-	h.apart("after the crash")
-	h.step = func(string) error { h.apart("before a step after the crash"); return nil }
+	h := hostAt(t, asked[0])
 	h.start()
+	c := h.crew(project.AgentSpec{Health: checks()[asked[1]]})
+	n := 0
+	h.step = func(string) error {
+		h.apart("before a step")
+		if n == at && !t.Failed() {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+		n++
+		return nil
+	}
+	if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	h.ends(c)
+	t.Error("the promotion came to its end")
+}
+
+// killedAt runs a victim to its death and goes on in its place.
+func killedAt(t *testing.T, check string, at int, want project.PromotionStatus) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestVictim$", "-test.timeout", "60s")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s|%s|%d", victim, dir, check, at))
+	out, err := cmd.CombinedOutput()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the victim was not killed: %v\n%s", err, out)
+	}
+	h := hostAt(t, dir)
+	h.apart("after the kill")
+	h.step = func(string) error { h.apart("before a step after the kill"); return nil }
+	h.start()
+	c := h.findCrew()
+	if at == 0 { // before the plan was written: nothing was begun
+		if v := h.view(c.Project); v.Status != project.StatusActive || v.Promotion != nil {
+			t.Fatalf("killed before the plan: %s, %+v", v.Status, v.Promotion)
+		}
+		return
+	}
 	p := h.ends(c)
 	if p.Status != want {
 		t.Fatalf("ended %s (%s), want %s", p.Status, p.Detail, want)
 	}
 	h.settled(c, p)
+}
+
+// findCrew finds the crew of an earlier process.
+func (h *host) findCrew() crew {
+	h.t.Helper()
+	v, err := h.View(context.Background(), "crew")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	c := crew{Project: v.Project}
+	for _, a := range v.Agents {
+		switch a.Type {
+		case "earner":
+			c.earns = a.Agent
+		case "loser":
+			c.loses = a.Agent
+		case "resting":
+			c.rests = a.Agent
+		case "failing":
+			c.fails = a.Agent
+		}
+	}
+	return c
 }

@@ -289,6 +289,9 @@ func (k *keeper) begin(ctx context.Context, a project.Agent) (time.Duration, err
 		if ctx.Err() != nil {
 			return 0, err
 		}
+		if sandbox.CodeOf(err) == codeBudget {
+			return lookEvery, k.wait(ctx, a, err)
+		}
 		k.s.log.Warn("start an agent", "agent", a.ID, "err", err)
 		return 0, k.fell(ctx, a, false, "start: "+err.Error())
 	}
@@ -299,6 +302,17 @@ func (k *keeper) begin(ctx context.Context, a project.Agent) (time.Duration, err
 		if a.Account == "" {
 			a.Account = sb.ID
 		}
+	})
+}
+
+// codeBudget is the code of the error for a start that a budget refuses.
+const codeBudget = "budget_exhausted"
+
+// wait leaves an agent pending whose budget is used up: that is no failure of
+// its own, and the budget may be raised.
+func (k *keeper) wait(ctx context.Context, a project.Agent, why error) error {
+	return k.change(ctx, a, "", func(a *project.Agent) {
+		a.Detail, a.Next = "waits for its budget: "+why.Error(), time.Now().UTC().Add(lookEvery)
 	})
 }
 
@@ -349,6 +363,10 @@ func (k *keeper) configure(ctx context.Context, a project.Agent, id sandbox.ID) 
 	files, err := k.s.world.Sandboxes.Files(ctx, string(id))
 	if err == nil {
 		_, err = files.Write(ctx, "0:0", project.ConfigPath, 0o644, newReader(text))
+	}
+	if err == nil && a.Volume != "" && a.Spec.User != "" {
+		// Agents of one workspace may be different users.
+		err = files.Chmod(ctx, "0:0", project.Workspace, 0o1777)
 	}
 	if err != nil {
 		return fmt.Errorf("write the config of agent %s: %w", a.ID, err)

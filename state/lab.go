@@ -16,6 +16,7 @@ const (
 	sqlProject       = `SELECT record FROM projects WHERE id = ?`
 	sqlProjectByName = `SELECT record FROM projects WHERE name = ? ORDER BY status = 'killed', created_at DESC LIMIT 1`
 	sqlProjects      = `SELECT record FROM projects ORDER BY created_at, id`
+	sqlLiveProjects  = `SELECT record FROM projects WHERE status <> 'killed' ORDER BY created_at, id`
 	sqlPutProject    = `INSERT INTO projects (id, name, status, created_at, record) VALUES (?1, ?2, ?3, ?4, ?5)
 		ON CONFLICT (id) DO UPDATE SET name = ?2, status = ?3, record = ?5`
 	sqlDeleteProject = `DELETE FROM projects WHERE id = ?`
@@ -192,6 +193,11 @@ func (d *DB) ProjectByName(ctx context.Context, name string) (project.Project, e
 // Projects returns every project, the oldest first.
 func (d *DB) Projects(ctx context.Context) ([]project.Project, error) {
 	return listed[project.Project](ctx, d, sqlProjects)
+}
+
+// LiveProjects returns those that were not killed, the oldest first.
+func (d *DB) LiveProjects(ctx context.Context) ([]project.Project, error) {
+	return listed[project.Project](ctx, d, sqlLiveProjects)
 }
 
 // Agent returns one agent. ErrNotFound.

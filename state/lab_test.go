@@ -116,6 +116,9 @@ func TestLabNamesAndPromotionsAreUnique(t *testing.T) {
 	pr.Status, p.Status = project.PromotionRolledBack, project.StatusKilled
 	d.lab(t, func(tx project.Tx) error { return errors.Join(tx.PutPromotion(pr), tx.PutProject(p)) })
 	d.lab(t, func(tx project.Tx) error { return errors.Join(tx.PutPromotion(second), tx.PutProject(again)) })
+	if got, err := d.LiveProjects(t.Context()); err != nil || len(got) != 1 || got[0].ID != again.ID {
+		t.Errorf("projects that were not killed: %+v, %v", got, err)
+	}
 	if got, err := d.ProjectByName(t.Context(), "shop"); err != nil || got.ID != again.ID {
 		t.Errorf("the name is of %s, want %s, %v", got.ID, again.ID, err)
 	}
