@@ -232,7 +232,7 @@ func (s *server) production(cfg Config) http.Handler {
 		case m == nil:
 			refuse(sandbox.ErrNotFound, "no_production", "there is no production world yet: a promotion makes it")
 			return
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		case r.Method != http.MethodGet && r.Method != http.MethodHead && !aboutMoney(r.URL.Path):
 			refuse(sandbox.ErrForbidden, "production_read_only", "the production world is changed by promotions and 'sandbox project agent' alone")
 			return
 		case strings.HasSuffix(r.URL.Path, "/exec"), strings.HasSuffix(r.URL.Path, "/run"), strings.HasSuffix(r.URL.Path, "/connect"):
@@ -242,4 +242,15 @@ func (s *server) production(cfg Config) http.Handler {
 		once.Do(func() { world = New(Config{Manager: m, Log: s.log, Version: s.version}) })
 		world.ServeHTTP(w, r)
 	})
+}
+
+// aboutMoney reports whether a route is of costs, revenue and budgets, which
+// the production world has of its own.
+func aboutMoney(path string) bool {
+	for _, of := range []string{"/v1/costs", "/v1/revenue", "/v1/budgets"} {
+		if path == of || strings.HasPrefix(path, of+"/") {
+			return true
+		}
+	}
+	return false
 }

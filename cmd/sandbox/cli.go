@@ -278,9 +278,9 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	add("run", c.runCmd(), c.execCmd(), c.shellCmd(), c.attachCmd(), c.killCmd(), c.portCmd(), c.portForwardCmd())
 	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.resetCmd(), c.rmCmd())
 	add("time", c.snapshotCmd(), c.forkCmd(), c.rollbackCmd(), c.logCmd(), c.undoCmd(), c.branchCmd(), c.scheduleCmd())
-	look := []*cobra.Command{c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.eventsCmd()}
+	look := []*cobra.Command{c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.revenueCmd(), c.budgetCmd(), c.eventsCmd()}
 	c.addWorld(look...)
-	add("look", append(look, c.revenueCmd(), c.budgetCmd(), c.netCmd())...)
+	add("look", append(look, c.netCmd())...)
 	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd(), c.secretCmd())
 	add("lab", c.projectCmd())
 	add("host", c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))

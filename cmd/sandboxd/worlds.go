@@ -223,6 +223,10 @@ func (w *worlds) production(ctx context.Context) (lab.World, error) {
 			return lab.World{}, err
 		}
 		if err := w.far.Recover(ctx); err != nil {
+			// Nothing is there to lose; the next to ask begins anew.
+			err = errors.Join(err, w.far.Close(ctx), w.opened.close())
+			w.parts.news.far.Store(nil)
+			w.far, w.farDB, w.opened = nil, nil, closers{}
 			return lab.World{}, err
 		}
 		w.log.Info("the production world is open", "database", w.database())
