@@ -381,6 +381,13 @@ func (k *kernel) Subscribe() (<-chan struct{}, func()) {
 	}
 }
 
+// volumes returns the names of the volumes.
+func (k *kernel) volumes() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Sorted(maps.Keys(k.Volumes))
+}
+
 // running returns the names of sandboxes with a process of an agent.
 func (k *kernel) running() []string {
 	k.mu.Lock()

@@ -354,7 +354,7 @@ func TestKillIsFinished(t *testing.T) {
 	h.start()
 	until(t, "nothing is left", func() bool {
 		v := h.view(p)
-		return !v.Ending && v.Workspace == "" && len(h.lab.living()) == 0 && len(h.lab.Volumes) == 0
+		return !v.Ending && v.Workspace == "" && len(h.lab.living()) == 0 && len(h.lab.volumes()) == 0
 	})
 	if all, err := h.Experiments(t.Context(), string(p.ID)); err != nil || all[0].ID != e.ID || all[0].Status != project.ExperimentCancelled {
 		t.Errorf("experiments %+v, %v", all, err)
@@ -368,7 +368,7 @@ func TestKillIsFinished(t *testing.T) {
 			t.Errorf("%s of a killed project: %v", what, err)
 		}
 	}
-	if h.lab.Volumes[p.Workspace] {
+	if slices.Contains(h.lab.volumes(), p.Workspace) {
 		t.Error("its workspace came back")
 	}
 	if err := h.RemoveProject(t.Context(), string(p.ID), ""); err != nil {

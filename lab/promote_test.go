@@ -88,8 +88,8 @@ func (h *host) settled(c crew, p project.Promotion) {
 			h.t.Errorf("promoted, and still in the lab: %v", living)
 		}
 	case project.PromotionRolledBack:
-		if v.Status != project.StatusActive || len(ids) != 0 || len(h.far.living()) != 0 || len(h.far.Volumes) != 0 {
-			h.t.Errorf("rolled back: project %s, in production %v, sandboxes %v, volumes %v", v.Status, ids, h.far.living(), h.far.Volumes)
+		if v.Status != project.StatusActive || len(ids) != 0 || len(h.far.living()) != 0 || len(h.far.volumes()) != 0 {
+			h.t.Errorf("rolled back: project %s, in production %v, sandboxes %v, volumes %v", v.Status, ids, h.far.living(), h.far.volumes())
 		}
 		until(h.t, "they run in the lab", func() bool { return slices.Contains(h.lab.running(), string(c.earns.ID)) })
 		if got := h.agent(c.rests.ID); got.Status != project.AgentPaused {
@@ -160,8 +160,8 @@ func TestPromotionMovesTheRightAgents(t *testing.T) {
 	if _, err := h.KillProject(t.Context(), string(c.ID), true, "uid:0"); err != nil {
 		t.Fatal(err)
 	}
-	if living := h.lab.living(); len(living) != 0 || len(h.lab.Volumes) != 0 {
-		t.Errorf("after the kill: sandboxes %v, volumes %v", living, h.lab.Volumes)
+	if living := h.lab.living(); len(living) != 0 || len(h.lab.volumes()) != 0 {
+		t.Errorf("after the kill: sandboxes %v, volumes %v", living, h.lab.volumes())
 	}
 	if got := h.far.running(); len(got) != 2 {
 		t.Errorf("after the kill production has %v", got)
@@ -269,6 +269,7 @@ func TestVictim(t *testing.T) {
 
 // killedAt runs a victim to its death and goes on in its place.
 func killedAt(t *testing.T, check string, at int, want project.PromotionStatus) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestVictim$", "-test.timeout", "60s")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s|%s|%d", victim, dir, check, at))
