@@ -97,7 +97,7 @@ func (l *laboratory) ended(ctx context.Context) (last project.Promotion) {
 }
 
 // stays is an agent that says hello and runs on.
-var stays = []string{"sh", "-c", "echo up $AGENT_ID; echo $AGENT_ID >>/workspace/seen; exec sleep 10000"}
+var stays = []string{"sh", "-c", "echo up $AGENT_ID; echo $AGENT_ID >/workspace/$AGENT_ID; exec sleep 10000"}
 
 func (l *laboratory) deploy(kind string, spec project.AgentSpec) project.Agent {
 	l.t.Helper()
@@ -235,7 +235,7 @@ func TestLabFromEmptyToPromoted(t *testing.T) {
 	l.enter(second.ID, cost.KindRevenue, cost.Unit)
 	l.active(second.ID)
 	testenv.Eventually(t, 10*time.Second, "an agent that is not root writes to the workspace", func() bool {
-		return l.exec(t, string(second.ID), "grep", "-q", string(second.ID), "/workspace/seen").exit.Code == 0
+		return l.exec(t, string(second.ID), "grep", "-q", string(second.ID), "/workspace/"+string(second.ID)).exit.Code == 0
 	})
 	if out, err := l.cli("project", "promote", "shop", "--yes"); err != nil {
 		t.Fatalf("promote: %v\n%s\n%s", err, out, lastLines(l.log.String(), 30))
