@@ -581,6 +581,36 @@ func TestPromotionSurvivesKills(t *testing.T) {
 	l.onlyIn(b, true)
 }
 
+// TestAgentsHeedBudgets: an agent whose budget is spent is stopped, waits and
+// has not failed; with more it goes on.
+func TestAgentsHeedBudgets(t *testing.T) {
+	l := newLab(t, project.Settings{})
+	a := l.deploy("spender", project.AgentSpec{})
+	l.active(a.ID)
+	budget := cost.BudgetRequest{Project: string(l.ID), Meter: cost.MeterMoney, Limit: "5"}
+	if _, err := l.SetBudget(t.Context(), budget); err != nil {
+		t.Fatal(err)
+	}
+	l.enter(a.ID, cost.KindCost, 6*cost.Unit)
+	waits := l.becomes(a.ID, "waiting", func(v project.AgentView) bool { return strings.Contains(v.Detail, "budget") })
+	if waits.Status != project.AgentPending || waits.Restarts != 0 {
+		t.Errorf("waiting: %+v", waits.Agent)
+	}
+	if sb, err := l.Sandbox(t.Context(), string(a.ID)); err != nil || sb.Status != sandbox.StatusStopped || sb.Reason != sandbox.ReasonBudget {
+		t.Errorf("its sandbox is %s for %q, %v", sb.Status, sb.Reason, err)
+	}
+	if got, err := l.SetAgent(t.Context(), a.ID, "start"); err != nil || got.Status != project.AgentPending {
+		t.Errorf("started without a budget: %s, %v", got.Status, err)
+	}
+	budget.Limit = "50"
+	if _, err := l.SetBudget(t.Context(), budget); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := l.SetAgent(t.Context(), a.ID, "start"); err != nil || got.Status != project.AgentActive {
+		t.Errorf("started with a budget: %s, %v: %s", got.Status, err, got.Detail)
+	}
+}
+
 // promoteKilling promotes, killing the daemon again and again.
 func (l *laboratory) promoteKilling(r *rand.Rand) project.Promotion {
 	l.t.Helper()

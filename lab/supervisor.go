@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -308,11 +309,16 @@ func (k *keeper) begin(ctx context.Context, a project.Agent) (time.Duration, err
 // codeBudget is the code of the error for a start that a budget refuses.
 const codeBudget = "budget_exhausted"
 
-// wait leaves an agent pending whose budget is used up: that is no failure of
+// wait makes an agent pending whose budget is used up: that is no failure of
 // its own, and the budget may be raised.
 func (k *keeper) wait(ctx context.Context, a project.Agent, why error) error {
-	return k.change(ctx, a, "", func(a *project.Agent) {
-		a.Detail, a.Next = "waits for its budget: "+why.Error(), time.Now().UTC().Add(lookEvery)
+	kind := ""
+	if a.Status != project.AgentPending {
+		kind = eventAgentPending
+	}
+	return k.change(ctx, a, kind, func(a *project.Agent) {
+		a.Status, a.Process, a.Next = project.AgentPending, "", time.Now().UTC().Add(lookEvery)
+		a.Detail = "waits for its budget: " + why.Error()
 	})
 }
 
@@ -379,6 +385,9 @@ func (k *keeper) watch(ctx context.Context, a project.Agent) (time.Duration, err
 	sb, ok, err := k.box(ctx, a)
 	if err != nil {
 		return 0, err
+	}
+	if sb.Reason == sandbox.ReasonBudget && (!ok || sb.Status == sandbox.StatusStopped) {
+		return 0, k.wait(ctx, a, errors.New("its sandbox was stopped"))
 	}
 	if !ok {
 		why := "its sandbox is gone"
