@@ -34,10 +34,12 @@ import (
 
 // labConfig has a window short enough to wait for.
 const labConfig = `
+volume: {size: 640m}
 lab: {promotion_window: 4s}
 cost:
   books: [{version: lab, currency: EUR, from: 2026-01-01T00:00:00Z, prices: {starts: {price: 0.01, unit: start}}}]
 production:
+  volume_size: 640m
   default_limits: {cpus: 1, memory: 333m, pids: 100, open_files: 1024, disk: 100m, inodes: 5000}
   cost:
     books: [{version: production, currency: EUR, from: 2026-01-01T00:00:00Z, prices: {starts: {price: 0.5, unit: start}}}]

@@ -167,6 +167,11 @@ func TestProjectIDs(t *testing.T) {
 	take(firstProject + 2)
 	delete(counted, firstProject+1)
 	take(firstProject + 1)
+	// A second store on the same filesystem never takes the same.
+	other := &projectIDs{first: firstProject + maxProjects, used: map[uint32]bool{}, usage: p.usage}
+	if got, err := other.take(); err != nil || got != firstProject+maxProjects {
+		t.Errorf("a second store took %#x, %v", got, err)
+	}
 	p.usage = func(uint32) (uint64, uint64, error) { return 1, 0, nil }
 	if _, err := p.take(); !errors.Is(err, sandbox.ErrExhausted) {
 		t.Errorf("took an id where all count something: %v", err)
