@@ -69,3 +69,39 @@ func TestCosts(t *testing.T) {
 		t.Errorf("report: %v, %s", err, out)
 	}
 }
+
+// TestCostsFromInside: a program in a sandbox tells what it costs and earns, by
+// the socket PID 1 offers there, also while the daemon restarts; one in a
+// sandbox that was not made for it is refused, and one that has a network of
+// its own finds nobody else's.
+func TestCostsFromInside(t *testing.T) {
+	d := install(t, books())
+	sb, mute := d.create(t, sandbox.Spec{CostEntries: true, Project: "prj_it"}), d.create(t, sandbox.Spec{})
+	ask := func(ref, line string) string {
+		t.Helper()
+		const script = `use Socket; $| = 1; socket(my $s, PF_UNIX, SOCK_STREAM, 0) or die $!;
+			connect($s, pack_sockaddr_un("\0sandbox")) or die "connect: $!"; syswrite($s, "$ARGV[0]\n") or die $!; print scalar <$s>;`
+		r := d.exec(t, ref, "perl", "-e", script, line)
+		if r.exit.Code != 0 {
+			t.Fatalf("asking %s: %+v", line, r)
+		}
+		return strings.TrimSpace(r.stdout)
+	}
+	if got := ask(string(sb.ID), `{"op":"cost","meter":"model.tokens","quantity":"1500","key":"a"}`); !strings.Contains(got, `"charged":"3"`) {
+		t.Errorf("tokens: %s", got)
+	}
+	d.kill()
+	d.start()
+	for range 2 {
+		if got := ask(string(sb.ID), `{"op":"revenue","amount":"10","key":"b"}`); !strings.Contains(got, `"charged":"10"`) {
+			t.Errorf("revenue: %s", got)
+		}
+	}
+	if got := ask(string(mute.ID), `{"op":"cost","amount":"1"}`); !strings.Contains(got, "entries_forbidden") {
+		t.Errorf("of one that may not: %s", got)
+	}
+	s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_it"})
+	if err != nil || s.Total.Outside != 3*cost.Unit || s.Total.Revenue != 10*cost.Unit {
+		t.Errorf("%+v, %v", s.Total, err)
+	}
+}

@@ -56,6 +56,8 @@ type kernel struct {
 
 	stamps []string // of uppers, in the order of the questions; then any
 
+	answers map[int64]string // to programs inside
+
 	live int // processes that every PID 1 says it has
 
 	// dieAt names the step at which the daemon is killed: before its effect,
@@ -570,6 +572,15 @@ func (p fakePID1) Processes(ctx context.Context) ([]sandbox.Process, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return slices.Clone(p.k.procs[p.id()]), nil
+}
+func (p fakePID1) Answer(_ context.Context, id int64, line string) error {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	if p.k.answers == nil {
+		p.k.answers = map[int64]string{}
+	}
+	p.k.answers[id] = line
+	return nil
 }
 func (p fakePID1) Signal(context.Context, sandbox.ProcessID, string) error { return nil }
 func (p fakePID1) Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error) {

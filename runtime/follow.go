@@ -21,6 +21,7 @@ const (
 	// commands may pass the second, and is then told as a number.
 	readRate, readBurst     = 2000, 4000
 	recordRate, recordBurst = 20, 500
+	askRate, askBurst       = 20, 150
 
 	eventProcessExited = "process.exited"
 	initSeq            = "init_seq" // key of such an event: PID 1's own number for it
@@ -38,6 +39,7 @@ type follower struct {
 	ending    sandbox.ProcessID // the main process whose end was seen last
 	reading   *bucket
 	recording *bucket
+	asking    *bucket
 }
 
 // run follows until ctx ends. A stream that breaks is opened again where it
@@ -73,8 +75,11 @@ func (f *follower) follow(ctx context.Context, stream ProcessEvents) error {
 		}
 		f.seq = e.Seq
 		f.b.note(func(c *idleClock) { c.live = max(0, e.Live) })
-		if e.Type == processExited && e.Process.Exit != nil {
+		switch {
+		case e.Type == processExited && e.Process.Exit != nil:
 			f.exited(ctx, e.Seq, e.Process)
+		case e.Type == programAsked && f.asking.take(time.Now()):
+			f.m.spawn(func() { f.m.answer(ctx, f.b, e.Ask.ID, e.Ask.Key, e.Ask.Line) })
 		}
 	}
 }

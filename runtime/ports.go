@@ -126,7 +126,12 @@ type PID1 interface {
 	Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error)
 	Signal(ctx context.Context, id sandbox.ProcessID, name string) error
 	Events(ctx context.Context, after int64) (ProcessEvents, error)
+	Answer(ctx context.Context, id int64, line string) error
 }
+
+// programAsked is the type of the guest event that tells of a question from
+// inside.
+const programAsked = "asked"
 
 // processExited is the type of the guest event that tells of an end.
 const processExited = "exited"

@@ -37,7 +37,7 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, record
 		}
 	})
 	m.spawn(func() { m.watchShell(ctx, b, shell) })
-	f := &follower{m: m, b: b, shell: shell, recorded: recorded, reading: newBucket(readRate, readBurst), recording: newBucket(recordRate, recordBurst)}
+	f := &follower{m: m, b: b, shell: shell, recorded: recorded, reading: newBucket(readRate, readBurst), recording: newBucket(recordRate, recordBurst), asking: newBucket(askRate, askBurst)}
 	m.spawn(func() { f.run(ctx) })
 }
 

@@ -25,6 +25,7 @@ type Spec struct {
 	TTLSeconds         int64             `json:"ttl_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Lifetime; 0 means the daemon's default, which may be none."`
 	IdleTimeoutSeconds int64             `json:"idle_timeout_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Ended after this long without a running process or a call; 0 means the daemon's default, which may be none."`
 	Labels             map[string]string `json:"labels,omitempty"`
+	CostEntries        bool              `json:"cost_entries,omitempty" doc:"Programs inside may enter costs and revenue of this sandbox."`
 	Project            string            `json:"project,omitempty" maxLength:"63" doc:"Project its costs count for: prj_…."`
 	AutoSnapshot       bool              `json:"auto_snapshot,omitempty" doc:"Take a restore point after each command that changed files."`
 	Volumes            []VolumeMount     `json:"volumes,omitempty" maxItems:"32" doc:"Directories that outlive the sandbox."`

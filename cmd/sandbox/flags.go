@@ -38,6 +38,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&f.spec.AutoSnapshot, "auto-snapshot", false, "take a restore point after each command that changed files ('sandbox undo')")
 	fl.StringVar(&f.pull, "pull", "", "pull the image: missing, always or never (missing if its name says which registry has it, else never)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V, or K to pass on your own; repeatable")
+	fl.BoolVar(&f.spec.CostEntries, "cost-entries", false, "programs inside may enter costs and revenue of this sandbox")
 	fl.StringVar(&f.spec.Project, "project", "", "project its costs count for: prj_…")
 	fl.StringArrayVarP(&f.labels, "label", "l", nil, "label k=v to find it by; repeatable")
 	fl.Float64Var(&l.CPUs, "cpu", 0, "CPU cores, as 0.5 or 2")

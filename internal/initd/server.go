@@ -56,6 +56,8 @@ type Server struct {
 	before   atomic.Int64 // the last process's number at the last switch
 	ready    atomic.Bool
 
+	asked *askers
+
 	connMu sync.Mutex
 	conns  map[*conn]bool // true: at work in the present root
 }
@@ -76,6 +78,7 @@ func New(build string) *Server {
 		build: build, began: time.Now(), procs: newTable(),
 		slots: make(chan struct{}, maxConns), conns: make(map[*conn]bool),
 	}
+	s.asked = newAskers(s.began)
 	s.idle = time.AfterFunc(time.Hour, s.tidy)
 	s.idle.Stop()
 	s.procs.idle = func() { s.idle.Reset(tidyAfter) }
@@ -124,6 +127,9 @@ func (s *Server) Serve(fd int) error {
 	raw, err := l.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("using the listening socket: %w", err)
+	}
+	if inside, err := listenInside(); err == nil {
+		go s.serveInside(inside)
 	}
 	failed := make(chan error, 1)
 	go func() {
@@ -184,7 +190,7 @@ var keeping = map[string]struct{ whole bool }{
 	initproto.OpPing: {true}, initproto.OpPrepare: {true}, initproto.OpConfigure: {true}, initproto.OpExec: {}, initproto.OpAttach: {},
 	initproto.OpSignal: {true}, initproto.OpResize: {true}, initproto.OpProcess: {true}, initproto.OpForget: {true},
 	initproto.OpProcesses: {true}, initproto.OpStat: {true}, initproto.OpList: {true}, initproto.OpMkdir: {true},
-	initproto.OpMove: {true}, initproto.OpRemove: {true}, initproto.OpChmod: {true},
+	initproto.OpMove: {true}, initproto.OpRemove: {true}, initproto.OpChmod: {true}, initproto.OpAnswer: {true},
 }
 
 // operation serves one request; true means that another may follow.
@@ -230,6 +236,13 @@ func (s *Server) dispatch(c *conn, req initproto.Request) error {
 		return with(req, func(a initproto.Target) error { return s.target(c, req.Op, a) })
 	case initproto.OpProcesses:
 		return s.list(c)
+	case initproto.OpAnswer:
+		return with(req, func(a initproto.Answer) error {
+			if err := s.asked.answer(a.ID, a.Line); err != nil {
+				return err
+			}
+			return c.reply(struct{}{})
+		})
 	case initproto.OpEvents:
 		return with(req, func(a initproto.EventsAfter) error { return s.events(c, a) })
 	}

@@ -244,7 +244,12 @@ func (t *table) add(p *process) {
 func (t *table) eventLocked(kind string, p *process) {
 	t.seq++
 	rec := p.recordLocked()
-	t.events = append(t.events, initproto.Event{Seq: t.seq, Type: kind, Live: t.live, Process: &rec})
+	t.keepLocked(initproto.Event{Seq: t.seq, Type: kind, Live: t.live, Process: &rec})
+}
+
+// keepLocked adds an event, and drops the older half of too many.
+func (t *table) keepLocked(e initproto.Event) {
+	t.events = append(t.events, e)
 	if len(t.events) > maxEvents {
 		t.events = append(t.events[:0], t.events[len(t.events)-maxEvents/2:]...)
 	}

@@ -20,6 +20,7 @@ const (
 	OpProcess   = "process"
 	OpForget    = "forget"
 	OpEvents    = "events"
+	OpAnswer    = "answer"
 	OpStat      = "stat"
 	OpList      = "list"
 	OpRead      = "read"
@@ -129,8 +130,29 @@ type EventsAfter struct {
 const (
 	EventStarted = "started"
 	EventExited  = "exited"
-	EventLost    = "lost" // events before this one are no longer kept
+	EventLost    = "lost"  // events before this one are no longer kept
+	EventAsked   = "asked" // a program inside asks the daemon something
 )
+
+// The bounds of a question from inside and its answer, in bytes.
+const (
+	MaxAsk    = 4 << 10
+	MaxAnswer = 16 << 10
+)
+
+// Ask is a question of a program inside: a line. The key is new for each
+// question, also over restarts of PID 1.
+type Ask struct {
+	ID   int64  `json:"id"`
+	Key  string `json:"key"`
+	Line string `json:"line"`
+}
+
+// Answer is the daemon's line to the program that asked.
+type Answer struct {
+	ID   int64  `json:"id"`
+	Line string `json:"line"`
+}
 
 // Event is one change in the process table.
 type Event struct {
@@ -138,6 +160,7 @@ type Event struct {
 	Type    string           `json:"type"`
 	Live    int              `json:"live"` // processes that have not ended, after it
 	Process *sandbox.Process `json:"process,omitempty"`
+	Ask     *Ask             `json:"ask,omitempty"`
 }
 
 // File carries the arguments of every file operation; each uses its own part.

@@ -227,10 +227,11 @@ func checkExit(e sandbox.ExitStatus) error {
 // Event is one change in PID 1's process table.
 type Event struct {
 	Seq  int64
-	Type string // started, exited or lost
+	Type string // started, exited, lost or asked
 	// Live is the number of processes that had not ended right after it.
 	Live    int
-	Process sandbox.Process // as it was then; empty for lost
+	Process sandbox.Process // as it was then; empty for lost and asked
+	Ask     initproto.Ask   // of asked
 }
 
 // EventStream is a running stream of events. It holds a connection.
@@ -273,7 +274,19 @@ func (s *EventStream) Next() (Event, error) {
 		out.Process = *e.Process
 		return out, checkProcess(out.Process)
 	}
+	if e.Ask != nil {
+		out.Ask = *e.Ask
+		if len(out.Ask.Line) > initproto.MaxAsk || len(out.Ask.Key) > 64 {
+			return out, broken(fmt.Errorf("%w: a question of %d bytes", initproto.ErrFrame, len(out.Ask.Line)))
+		}
+	}
 	return out, nil
+}
+
+// Answer hands a line to the program inside that asked. ErrNotFound where it
+// does not wait any more.
+func (g *Guest) Answer(ctx context.Context, id int64, line string) error {
+	return g.do(ctx, initproto.OpAnswer, initproto.Answer{ID: id, Line: line}, nil)
 }
 
 // Close ends the stream; repeating it is safe.
