@@ -573,6 +573,7 @@ func (p fakePID1) Processes(ctx context.Context) ([]sandbox.Process, error) {
 	defer p.k.mu.Unlock()
 	return slices.Clone(p.k.procs[p.id()]), nil
 }
+
 func (p fakePID1) Answer(_ context.Context, id int64, line string) error {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

@@ -30,9 +30,15 @@ func TestEntriesFromInside(t *testing.T) {
 		}
 	}
 	for i, c := range []struct{ line, code string }{
-		{`{"op":"cost","amount":"-1"}`, "invalid_entry"}, {`{"op":"cost","amount":"10001"}`, "invalid_entry"}, {`{"op":"gift","amount":"1"}`, "invalid_entry"},
-		{`{"op":"cost"}`, "invalid_entry"}, {`{"op":"cost","amount":1}`, "invalid_request"}, {`{"op":"cost","amount":"1","sandbox":"x"}`, "invalid_request"},
-		{`not JSON`, "invalid_request"}, {`{"op":"cost","meter":"pages","quantity":"1"}`, "unknown_meter"}, {`{"op":"revenue","amount":"0.6","key":"mine"}`, "idempotency_mismatch"},
+		{`{"op":"cost","amount":"-1"}`, "invalid_entry"},
+		{`{"op":"cost","amount":"10001"}`, "invalid_entry"},
+		{`{"op":"gift","amount":"1"}`, "invalid_entry"},
+		{`{"op":"cost"}`, "invalid_entry"},
+		{`{"op":"cost","amount":1}`, "invalid_request"},
+		{`{"op":"cost","amount":"1","sandbox":"x"}`, "invalid_request"},
+		{`not JSON`, "invalid_request"},
+		{`{"op":"cost","meter":"pages","quantity":"1"}`, "unknown_meter"},
+		{`{"op":"revenue","amount":"0.6","key":"mine"}`, "idempotency_mismatch"},
 	} {
 		if got := ask(sb.ID, int64(i+3), c.line); !strings.Contains(got, `"code":"`+c.code+`"`) {
 			t.Errorf("%s: %s, want %s", c.line, got, c.code)
