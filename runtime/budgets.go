@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"sync"
@@ -128,6 +129,12 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	b := &m.budgets
 	b.mu.Lock()
 	for _, r := range rows {
+		if r.Scope == cost.ScopeSandbox && m.forgotten(ctx, sandbox.ID(r.ID)) {
+			if err := m.state.DeleteBudget(ctx, r.Key); err != nil {
+				m.log.Warn("forget the budget of a sandbox that is long gone", "budget", r.Key, "err", err)
+			}
+			continue
+		}
 		b.tallies[r.Key] = newTally(r)
 	}
 	b.n.Store(int64(len(b.tallies)))
@@ -135,6 +142,12 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	m.assess(ctx, nil)
 	m.spawn(m.keepBudgets)
 	return nil
+}
+
+// forgotten reports whether the record of a sandbox was pruned.
+func (m *Manager) forgotten(ctx context.Context, id sandbox.ID) bool {
+	_, err := m.state.Sandbox(ctx, id)
+	return errors.Is(err, sandbox.ErrNotFound)
 }
 
 // keepBudgets looks at each budget when its time has come, until the daemon's

@@ -125,8 +125,14 @@ func scanEntry(row scanner) (p cost.Posted, err error) {
 
 // entriesWhere are the conditions for ?1 ≤ time < ?2, and a sandbox ?3, an owner
 // ?4, a project ?5 and a kind ?6, each if not empty.
-const entriesWhere = `e.at >= ?1 AND e.at < ?2 AND (?3 = '' OR e.scope = 'sandbox' AND e.target = ?3)
-	AND (?4 = '' OR e.owner = ?4) AND (?5 = '' OR e.project = ?5) AND (?6 = '' OR e.kind = ?6)`
+func entriesWhere(q cost.EntryQuery) string {
+	where := `e.at >= ?1 AND e.at < ?2 AND ` + only("e.target", 3, q.Sandbox) + ` AND ` + only("e.owner", 4, q.Owner) + ` AND ` +
+		only("e.project", 5, q.Project) + ` AND ` + only("e.kind", 6, string(q.Kind))
+	if q.Sandbox != "" {
+		where += ` AND e.scope = 'sandbox'`
+	}
+	return where
+}
 
 func entriesArgs(q cost.EntryQuery) []any {
 	from, to := int64(0), int64(math.MaxInt64)
@@ -142,7 +148,7 @@ func entriesArgs(q cost.EntryQuery) []any {
 // Entries lists entries, the newest first, before the number q.Before if that
 // is not 0.
 func (d *DB) Entries(ctx context.Context, q cost.EntryQuery) ([]cost.Posted, error) {
-	rows, err := d.reader.QueryContext(ctx, `SELECT `+entryColumns+` FROM entries e WHERE `+entriesWhere+`
+	rows, err := d.reader.QueryContext(ctx, `SELECT `+entryColumns+` FROM entries e WHERE `+entriesWhere(q)+`
 		AND (?7 = 0 OR e.number < ?7) ORDER BY e.number DESC LIMIT ?8`, append(entriesArgs(q), q.Before, q.Limit)...)
 	if err != nil {
 		return nil, translate(err)
@@ -170,7 +176,7 @@ func (d *DB) EntrySums(ctx context.Context, by string, q cost.EntryQuery) ([]Ent
 	}
 	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.kind, e.book, e.meter, sum(e.amount), sum(e.quantity)
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE `+entriesWhere+` AND ?7 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
+		WHERE `+entriesWhere(q)+` AND ?7 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}
@@ -205,7 +211,7 @@ func (d *DB) MeteredEntries(ctx context.Context, by string, q cost.EntryQuery) (
 	q.From = time.Time{}
 	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.meter, sum(CASE WHEN e.at < ?8 THEN e.quantity ELSE 0 END), sum(e.quantity)
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE e.meter <> '' AND `+entriesWhere+` AND ?7 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
+		WHERE e.meter <> '' AND `+entriesWhere(q)+` AND ?7 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}

@@ -53,11 +53,11 @@ func (d *DB) Totals(ctx context.Context, q TotalsQuery) ([]Totals, error) {
 		to = q.To.UnixMilli()
 	}
 	filter := []any{from, to, label, q.Sandbox, q.Owner, q.Project}
-	out, places, err := totalsOf(ctx, t, key, len(q.Times), filter)
+	out, places, err := q.list(ctx, t, key, filter)
 	if err != nil {
 		return nil, fmt.Errorf("reading what sandboxes used: %w", translate(err))
 	}
-	query := totalsQuery()
+	query := q.at()
 	for i, at := range q.Times {
 		rows, err := t.QueryContext(ctx, query, append([]any{at.UnixMilli()}, filter...)...)
 		if err == nil {
@@ -82,17 +82,25 @@ func (d *DB) Totals(ctx context.Context, q TotalsQuery) ([]Totals, error) {
 	return out, nil
 }
 
-// existed are the conditions for ?1 ≤ time < ?2 and the filters, shifted by n
-// parameters. The label ?3 is the key's.
-func existed(n int) string {
-	return fmt.Sprintf(`l.created_at < ?%[2]d AND (l.ended_at IS NULL OR l.ended_at >= ?%[1]d)
-		AND (?%[3]d IS NULL OR ?%[4]d = '' OR l.sandbox = ?%[4]d) AND (?%[5]d = '' OR l.owner = ?%[5]d) AND (?%[6]d = '' OR l.project = ?%[6]d)`,
-		1+n, 2+n, 3+n, 4+n, 5+n, 6+n)
+// only is the condition that a column is what parameter n holds, or none where
+// that is empty: so that an index can be used, and every parameter is.
+func only(column string, n int, value string) string {
+	if value == "" {
+		return fmt.Sprintf("?%d IS NOT NULL", n)
+	}
+	return fmt.Sprintf("%s = ?%d", column, n)
 }
 
-// totalsOf lists the sandboxes, and where each number stands in the list.
-func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []any) ([]Totals, map[int64]int, error) {
-	rows, err := t.QueryContext(ctx, `SELECT l.number, l.sandbox, `+key+`, coalesce(l.ended_at, 0) FROM ledger l WHERE `+existed(0), filter...)
+// existed are the conditions for ?1 ≤ time < ?2 and the filters, shifted by n
+// parameters. The label ?3 is the key's.
+func (q TotalsQuery) existed(n int) string {
+	return fmt.Sprintf(`l.created_at < ?%d AND (l.ended_at IS NULL OR l.ended_at >= ?%d) AND ?%d IS NOT NULL AND `, 2+n, 1+n, 3+n) +
+		only("l.sandbox", 4+n, q.Sandbox) + ` AND ` + only("l.owner", 5+n, q.Owner) + ` AND ` + only("l.project", 6+n, q.Project)
+}
+
+// list lists the sandboxes, and where each number stands in the list.
+func (q TotalsQuery) list(ctx context.Context, t *sql.Tx, key string, filter []any) ([]Totals, map[int64]int, error) {
+	rows, err := t.QueryContext(ctx, `SELECT l.number, l.sandbox, `+key+`, coalesce(l.ended_at, 0) FROM ledger l WHERE `+q.existed(0), filter...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -100,7 +108,7 @@ func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []an
 	out, err := drain(rows, func(row scanner) (Totals, error) {
 		var number int64
 		var id string
-		v := Totals{At: make([]sandbox.Meters, times)}
+		v := Totals{At: make([]sandbox.Meters, len(q.Times))}
 		var ended int64
 		err := row.Scan(&number, &id, &v.Key, &ended)
 		if ended != 0 {
@@ -113,8 +121,8 @@ func totalsOf(ctx context.Context, t *sql.Tx, key string, times int, filter []an
 	return out, places, err
 }
 
-// totalsQuery is f(?1) of those that existed then.
-func totalsQuery() string {
+// at is the query for f(?1) of those that existed then.
+func (q TotalsQuery) at() string {
 	var values strings.Builder
 	for _, c := range meterColumns {
 		fmt.Fprintf(&values, ",\n\t%s", until("a", "b", "?1", c))
@@ -123,7 +131,7 @@ func totalsQuery() string {
 	FROM ledger l
 	LEFT JOIN readings a ON a.ledger = l.number AND a.at = (SELECT max(at) FROM readings WHERE ledger = l.number AND at <= ?1)
 	LEFT JOIN readings b ON b.ledger = l.number AND b.at = (SELECT min(at) FROM readings WHERE ledger = l.number AND at > ?1)
-	WHERE l.created_at < ?1 AND ` + existed(1)
+	WHERE l.created_at < ?1 AND ` + q.existed(1)
 }
 
 // OwnerOf returns who has a sandbox, living or pruned, and its project.
