@@ -315,6 +315,32 @@ func TestBudgetOfTokens(t *testing.T) {
 	}
 }
 
+// TestBuildsArePaid: what builds use counts for who asked for them, and a spent
+// budget lets none begin; a repeated request is answered all the same.
+func TestBuildsArePaid(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	first, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: "uid:1", IdempotencyKey: "k"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := owned(t, h, buildActor+"uid:1", "")
+	k.burn(sb.ID, 11_000_000)
+	if _, err := h.Remove(t.Context(), string(sb.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10"})
+	if want := spent(t, h, cost.StatementQuery{Owner: "uid:1"}).Total.Cost; b.Holds != cost.ActionStop || b.Spent != cost.Count(uint64(want)) || want < 11*cost.Unit {
+		t.Errorf("%+v, the statement says %s", b, want)
+	}
+	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: buildActor + "uid:1"}); !isSpent(err) {
+		t.Errorf("a build: %v", err)
+	}
+	if again, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: "uid:1", IdempotencyKey: "k"}); err != nil || again.ID != first.ID {
+		t.Errorf("sent again: %s, %v", again.ID, err)
+	}
+}
+
 // TestLooksAreFew: without anything that spends, nobody looks.
 func TestLooksAreFew(t *testing.T) {
 	k, dir := newKernel(t), t.TempDir()

@@ -72,6 +72,11 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 	if err != nil {
 		return sandbox.Sandbox{}, false, err
 	}
+	if !spoken { // else it is answered with what there is, or refused
+		if err := m.allow("", p.sb.Spec.Project, payer(p.sb.Owner)); err != nil {
+			return sandbox.Sandbox{}, false, err
+		}
+	}
 	if s := m.takeUnless(spoken); s != nil {
 		sb, existed, err := m.claim(ctx, s, p)
 		if !errors.Is(err, errUnfit) {
@@ -118,9 +123,6 @@ func (m *Manager) plan(ctx context.Context, req sandbox.CreateRequest) (intentio
 	spec, image, err := m.complete(ctx, req.Spec, req.Base)
 	if err == nil {
 		err = m.checkMounts(ctx, spec.Volumes, req.Actor)
-	}
-	if err == nil {
-		err = m.allow("", spec.Project, req.Actor)
 	}
 	if err != nil {
 		return intention{}, err

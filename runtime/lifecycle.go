@@ -56,7 +56,7 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "resume", sandbox.StatusPaused)
 		}
-		if err := m.allow(string(sb.ID), sb.Spec.Project, sb.Owner); err != nil {
+		if err := m.allow(string(sb.ID), sb.Spec.Project, payer(sb.Owner)); err != nil {
 			return sb, err
 		}
 		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned(actor))
@@ -182,7 +182,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
-		if err := m.allow(string(sb.ID), sb.Spec.Project, sb.Owner); err != nil {
+		if err := m.allow(string(sb.ID), sb.Spec.Project, payer(sb.Owner)); err != nil {
 			return sb, err
 		}
 		r, err := m.wholeRoot(ctx, b.id, sb)

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,6 +63,10 @@ type meter struct {
 
 	owner, project string // whose budgets it counts for
 }
+
+// payer is who pays for an owner's sandbox: for those of a build, who asked for
+// the build. The ledger says the same.
+func payer(owner string) string { return strings.TrimPrefix(owner, buildActor) }
 
 // whose returns the project and the owner of a sandbox; of one without a meter
 // none.
@@ -169,7 +174,7 @@ func (b *box) begin(sb sandbox.Sandbox, boot string, most caps) {
 		p.Meters.Starts = 1
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = sb.Slot, p, true
-	b.meter.owner, b.meter.project, b.meter.caps = sb.Owner, sb.Spec.Project, most
+	b.meter.owner, b.meter.project, b.meter.caps = payer(sb.Owner), sb.Spec.Project, most
 }
 
 // goOn starts the meter of a sandbox of an earlier daemon at its last reading.
@@ -201,7 +206,7 @@ func (b *box) goOn(row state.Row, last sandbox.Reading, boot string, most caps) 
 		p = p.next(t, counts{memory: 0, storage: -1}, p.Status)
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = row.Slot, p, true
-	b.meter.owner, b.meter.project, b.meter.caps = row.Owner, row.Spec.Project, most
+	b.meter.owner, b.meter.project, b.meter.caps = payer(row.Owner), row.Spec.Project, most
 }
 
 // measure reads a sandbox's counters; net holds those of all, nil where they

@@ -21,12 +21,16 @@ var meterColumns = [sandbox.MeterCount]string{
 	"cpu", "memory", "storage", "net_rx", "net_tx", "io_read", "io_write", "running", "paused", "stopped", "other", "starts",
 }
 
+// sqlPayer is who pays for a sandbox: for one of a build, who asked for the
+// build.
+const sqlPayer = `CASE WHEN owner GLOB 'build:*' THEN substr(owner, 7) ELSE owner END`
+
 const (
 	readingColumns = `at, cpu, memory, storage, net_rx, net_tx, io_read, io_write, running, paused, stopped, other, starts,
 		status, clock, memory_kib, storage_kib`
 	sqlLedger       = `SELECT number, boot FROM ledger WHERE sandbox = ?`
 	sqlInsertLedger = `INSERT INTO ledger (sandbox, owner, project, name, image, labels, created_at, boot, due)
-		SELECT id, owner, coalesce(spec ->> '$.project', ''), name, image, coalesce(spec -> '$.labels', '{}'), created_at / 1000000, ?2, ?3 FROM sandboxes WHERE id = ?1
+		SELECT id, ` + sqlPayer + `, coalesce(spec ->> '$.project', ''), name, image, coalesce(spec -> '$.labels', '{}'), created_at / 1000000, ?2, ?3 FROM sandboxes WHERE id = ?1
 		RETURNING number`
 	sqlLedgerBoot = `UPDATE ledger SET boot = ?2 WHERE number = ?1`
 	sqlEndLedger  = `UPDATE ledger SET ended_at = ?2 WHERE sandbox = ?1`

@@ -147,5 +147,5 @@ func (d *DB) OwnerOf(ctx context.Context, id sandbox.ID) (owner, project string,
 	return owner, project, err
 }
 
-const sqlOwnerOf = `SELECT owner, coalesce(spec ->> '$.project', '') FROM sandboxes WHERE id = ?1
+const sqlOwnerOf = `SELECT ` + sqlPayer + `, coalesce(spec ->> '$.project', '') FROM sandboxes WHERE id = ?1
 	UNION ALL SELECT owner, project FROM ledger WHERE sandbox = ?1 LIMIT 1`
