@@ -3,10 +3,12 @@
 package integration
 
 import (
+	"math/rand/v2"
 	"runtime"
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -110,4 +112,69 @@ func TestBudgetStopsBurner(t *testing.T) {
 		testenv.Eventually(t, 60*time.Second, "the sandbox goes on", status(sandbox.StatusRunning))
 		testenv.Eventually(t, 60*time.Second, "and works", func() bool { return d.usage(t, string(sb.ID)).CPUMicros > u.CPUMicros+1_000_000 })
 	})
+}
+
+// TestBudgetStopOverKills: a daemon that is killed anywhere around the stop of a
+// spent budget finishes it when it comes back: the sandbox is stopped once, its
+// files are whole, each threshold is told once, and what was spent is what the
+// ledger says.
+func TestBudgetStopOverKills(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	d := install(t, books())
+	for i := range 8 {
+		sb := d.create(t, sandbox.Spec{})
+		d.sh(t, string(sb.ID), "echo kept > /root/kept")
+		b, err := d.SetBudget(t.Context(), cost.BudgetRequest{Sandbox: string(sb.ID), Meter: cost.MeterCPU, Limit: "1s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.burn(t, sb.ID)
+		most := cost.Count(900_000_000)
+		testenv.Eventually(t, 60*time.Second, "it is nearly spent", func() bool { return d.spentBy(t, b.Key).Spent.Cmp(most) >= 0 })
+		for range 1 + rng.IntN(3) { // anywhere in the stop, and in its end by the next daemon
+			<-time.After(time.Duration(rng.IntN(250)) * time.Millisecond)
+			d.kill()
+			d.start()
+		}
+		var got sandbox.Sandbox
+		testenv.Eventually(t, 60*time.Second, "the sandbox is stopped", func() bool {
+			var err error
+			got, err = d.Sandbox(t.Context(), string(sb.ID))
+			return err == nil && got.Status == sandbox.StatusStopped
+		})
+		if _, err := d.Start(t.Context(), string(sb.ID)); sandbox.CodeOf(err) != "budget_exhausted" {
+			t.Errorf("round %d: start: %v", i, err)
+		}
+		told := map[string]int{}
+		events, _, err := d.Events(t.Context(), client.EventQuery{Sandbox: string(sb.ID), Limit: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			told[e.Type]++
+		}
+		if told["budget.warn"] != 1 || told["budget.stop"] != 1 || told["sandbox.stopped"] != 1 {
+			t.Errorf("round %d: told %v", i, told)
+		}
+		s, err := d.Statement(t.Context(), cost.StatementQuery{Sandbox: string(sb.ID)})
+		if now := d.spentBy(t, b.Key); err != nil || now.Spent != cost.Product(uint64(s.Total.Meters.CPU), 1000) {
+			t.Errorf("round %d: spent %s, the ledger has %d µs, %v", i, now.SpentText, s.Total.Meters.CPU, err)
+		}
+		if err := d.RemoveBudget(t.Context(), b.Key); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Start(t.Context(), string(sb.ID)); err != nil {
+			t.Fatal(err)
+		}
+		if out := d.sh(t, string(sb.ID), "cat /root/kept"); out != "kept" {
+			t.Errorf("round %d: the file says %q", i, out)
+		}
+		if _, err := d.Remove(t.Context(), string(sb.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.calm(t)
+	d.agree(t)
 }
