@@ -26,7 +26,6 @@ import (
 // budgets are all there are, with what they have spent.
 type budgets struct {
 	n     atomic.Int64  // how many there are
-	rush  atomic.Bool   // something began to run
 	wake  chan struct{} // holds one: a plan has changed
 	holds atomic.Pointer[[]hold]
 
@@ -34,7 +33,8 @@ type budgets struct {
 	tallies map[string]*tally
 
 	queued sync.Mutex
-	over   []*box        // ended since the last look; guarded by queued
+	began  []*box        // run since the last look; guarded by queued
+	over   []*box        // ended since; guarded by queued
 	posted []cost.Posted // entries since; guarded by queued
 
 	posting sync.RWMutex // read-held from before an entry is written until it is queued
@@ -91,12 +91,24 @@ func (m *Manager) allow(id, project, owner string) error {
 	return nil
 }
 
-// begun tells the budgets of a sandbox that begins to run.
-func (b *budgets) begun() {
-	if b.n.Load() > 0 {
-		b.rush.Store(true)
-		b.poke()
+// begun tells the budgets of a sandbox that begins to run, or may spend faster.
+func (b *budgets) begun(x *box) {
+	if b.n.Load() == 0 {
+		return
 	}
+	b.queued.Lock()
+	b.began = append(b.began, x)
+	b.queued.Unlock()
+	b.poke()
+}
+
+// takeBegun returns those told of since the last call.
+func (b *budgets) takeBegun() []*box {
+	b.queued.Lock()
+	defer b.queued.Unlock()
+	all := b.began
+	b.began = nil
+	return all
 }
 
 // ended tells them of one that has ended, with its last counters.
@@ -140,8 +152,27 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	b.n.Store(int64(len(b.tallies)))
 	b.mu.Unlock()
 	m.assess(ctx, nil)
+	m.release()
 	m.spawn(m.keepBudgets)
 	return nil
+}
+
+// release resumes what a budget has paused that is no more: a crash came
+// between its removal and this.
+func (m *Manager) release() {
+	for _, x := range m.living() {
+		project, owner := x.meter.whose()
+		x.mu.Lock()
+		do := wanted(cost.ActionNone, x.status, x.byBudget)
+		if do != cost.ActionNone && (x.acted || m.allow(string(x.id), project, owner) != nil) {
+			do = cost.ActionNone
+		}
+		x.acted = x.acted || do != cost.ActionNone
+		x.mu.Unlock()
+		if do != cost.ActionNone {
+			m.spawn(func() { m.carryOut(x, do, "") })
+		}
+	}
 }
 
 // forgotten reports whether the record of a sandbox was pruned.
@@ -160,8 +191,8 @@ func (m *Manager) keepBudgets() {
 		case <-m.life.Done():
 			return
 		case <-m.budgets.wake:
-			if m.budgets.rush.Swap(false) {
-				m.assess(m.life, nil)
+			if began := m.budgets.takeBegun(); len(began) > 0 {
+				m.assess(m.life, func(t *tally, now time.Time) bool { return slices.ContainsFunc(began, t.has) && t.soon(now) })
 			}
 		case <-timer.C:
 			m.assess(m.life, func(t *tally, now time.Time) bool { return !t.next.After(now) })
@@ -294,6 +325,7 @@ func budgetData(b cost.StoredBudget) map[string]string {
 // assess looks at budgets, all or some of them, and carries out what they say.
 // One that cannot be looked at is told and tried again.
 func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) {
+	ctx = context.WithoutCancel(ctx) // who asked may go away
 	b := &m.budgets
 	if b.n.Load() == 0 {
 		return
@@ -312,16 +344,14 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 		if due != nil && !due(t, now) {
 			continue
 		}
-		if due == nil && t.built && now.Sub(t.looked) < lookApart && t.row.UpdatedAt.Before(t.looked) {
-			t.next = minTime(t.next, t.looked.Add(lookApart))
-			continue
-		}
 		if t.err = m.lookAt(ctx, t, net); t.err != nil {
 			if m.life.Err() == nil {
 				m.log.Error("look at a budget: tried again soon", "budget", t.row.Key, "err", t.err)
 			}
 			t.next = time.Now().Add(time.Second)
-			continue
+			if t.holds == cost.ActionNone { // who knows
+				continue
+			}
 		}
 		acts = append(acts, act{t.row.Budget, t.row.Key, t.holds})
 	}
@@ -341,6 +371,15 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 		b.mu.Unlock()
 	}
 	b.poke() // the plan has changed
+}
+
+// soon reports whether a tally may be looked at again, or plans it for when.
+func (t *tally) soon(now time.Time) bool {
+	if t.built && now.Sub(t.looked) < lookApart {
+		t.next = minTime(t.next, t.looked.Add(lookApart))
+		return false
+	}
+	return true
 }
 
 func minTime(a, b time.Time) time.Time {

@@ -132,7 +132,10 @@ func (m *Manager) Statement(ctx context.Context, q cost.StatementQuery) (cost.St
 	}
 	s := &statement{
 		out:  cost.Statement{From: q.From, To: q.To, By: q.By, Book: q.Book, Currency: m.prices.Currency()},
-		keys: map[string]*statementLine{},
+		keys: map[string]*statementLine{}, end: q.To,
+	}
+	if len(pieces) > 0 {
+		s.end = pieces[len(pieces)-1].To
 	}
 	if err := m.addUsage(ctx, s, q, pieces); err != nil {
 		return cost.Statement{}, err
@@ -144,22 +147,29 @@ func (m *Manager) Statement(ctx context.Context, q cost.StatementQuery) (cost.St
 }
 
 // pieces checks a query and completes it; book is the one to rate anew with.
+// Until now means to the last reading, which may be ahead of the clock.
 func (m *Manager) pieces(q *cost.StatementQuery) (pieces []cost.Stretch, book *cost.Book, err error) {
+	var end time.Time
 	if q.To.IsZero() {
 		q.To = time.Now()
+		end = whole(q.To.Add(aheadOfClock))
 	}
 	q.From, q.To = whole(q.From), whole(q.To)
 	if q.To.Before(q.From) || !q.From.IsZero() && q.From.Unix() < 0 {
 		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "a span from %s to %s: begin after 1970 and end later", q.From.Format(time.RFC3339), q.To.Format(time.RFC3339))
 	}
-	if q.Book == "" {
-		return m.prices.Stretches(q.From, q.To), nil, nil
+	pieces = m.prices.Stretches(q.From, q.To)
+	if q.Book != "" {
+		var ok bool
+		if book, ok = m.prices.Book(q.Book); !ok {
+			return nil, nil, sandbox.Errorf(sandbox.ErrNotFound, "book_not_found", "no price book %.70q: the daemon's configuration has the books, GET /v1/prices lists them", q.Book)
+		}
+		pieces = cost.Rerated(book, q.From, q.To)
 	}
-	book, ok := m.prices.Book(q.Book)
-	if !ok {
-		return nil, nil, sandbox.Errorf(sandbox.ErrNotFound, "book_not_found", "no price book %.70q: the daemon's configuration has the books, GET /v1/prices lists them", q.Book)
+	if !end.IsZero() {
+		pieces = openEnded(pieces, end)
 	}
-	return cost.Rerated(book, q.From, q.To), book, nil
+	return pieces, book, nil
 }
 
 // whole drops what the ledger does not tell apart.
@@ -172,6 +182,7 @@ func whole(t time.Time) time.Time {
 
 // statement is one being made.
 type statement struct {
+	end  time.Time // of what is added up: where it is until now, later
 	out  cost.Statement
 	keys map[string]*statementLine
 }
@@ -192,9 +203,9 @@ func (s *statement) line(key string) *statementLine {
 
 // addUsage charges what the daemon counted.
 func (m *Manager) addUsage(ctx context.Context, s *statement, q cost.StatementQuery, pieces []cost.Stretch) error {
-	times := cost.Instants(pieces)
+	times, end := cost.Instants(pieces), s.end
 	all, err := m.state.Totals(ctx, state.TotalsQuery{
-		Times: times, From: q.From, To: q.To, By: q.By, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project,
+		Times: times, From: q.From, To: end, By: q.By, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project,
 	})
 	if err != nil {
 		return err
@@ -207,7 +218,7 @@ func (m *Manager) addUsage(ctx context.Context, s *statement, q cost.StatementQu
 		}
 		l := s.line(t.Key)
 		l.Sandboxes++
-		l.Meters = l.Meters.Add(meters(q.To)).Less(meters(q.From))
+		l.Meters = l.Meters.Add(meters(end)).Less(meters(q.From))
 		if err := l.bill.Add(charges...); err != nil {
 			return err
 		}
@@ -231,7 +242,7 @@ func metersAt(times []time.Time, at []sandbox.Meters, t time.Time) sandbox.Meter
 // addEntries adds what came from outside; with a book, quantities are rated
 // anew.
 func (m *Manager) addEntries(ctx context.Context, s *statement, q cost.StatementQuery, book *cost.Book) error {
-	eq := cost.EntryQuery{From: q.From, To: q.To, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project}
+	eq := cost.EntryQuery{From: q.From, To: s.end, Sandbox: q.Sandbox, Owner: q.Owner, Project: q.Project}
 	sums, err := m.state.EntrySums(ctx, q.By, eq)
 	if err != nil {
 		return err

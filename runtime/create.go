@@ -186,7 +186,7 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	switch {
 	case err == nil && !existed && unconfigured == nil:
 		b.setStatus(row.Status, row.Reason)
-		m.budgets.begun()
+		m.budgets.begun(b)
 		m.watch(b, row, b.present(), 0)
 		return row, false, nil
 	case err == nil && !existed:

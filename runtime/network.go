@@ -101,7 +101,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandbox.NetworkP
 		changed := sb
 		changed.Spec.Network = p
 		b.meter.permit(m.caps(changed.Spec))
-		m.budgets.begun() // it may spend faster
+		m.budgets.begun(b) // it may spend faster
 		if err := m.applyNetwork(ctx, b, changed); err != nil {
 			return sb, errors.Join(err, m.revertNetwork(ctx, b, sb))
 		}

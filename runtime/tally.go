@@ -53,6 +53,9 @@ const (
 	// young is how long a sandbox that ended while a tally was built may still
 	// be reported as ended.
 	young = time.Minute
+	// aheadOfClock is more than the readings of a ledger are ahead of a clock that
+	// was set back.
+	aheadOfClock = 48 * time.Hour
 	// For forecasts so many samples are kept, at first this far apart.
 	maxSamples  = 240
 	sampleApart = time.Second
@@ -256,7 +259,9 @@ func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now 
 	if err != nil {
 		return err
 	}
-	pieces := m.prices.Stretches(span.Start, now)
+	// To the last reading there is: one may be younger than now by a little.
+	end := now.Add(aheadOfClock)
+	pieces := openEnded(m.prices.Stretches(span.Start, now), end)
 	times := cost.Instants(pieces)
 	q := state.TotalsQuery{Times: times, From: span.Start}
 	switch b := t.row.Budget; b.Scope {
@@ -285,7 +290,7 @@ func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now 
 		if x.EndedAt.IsZero() { // it began a moment ago: join finds it
 			continue
 		}
-		money, used, err := chargeAt(pieces, span, func(at time.Time) sandbox.Meters { return metersAt(times, x.At, at) }, now)
+		money, used, err := chargeAt(pieces, span, func(at time.Time) sandbox.Meters { return metersAt(times, x.At, at) }, end)
 		if err == nil {
 			err = fresh.add(money, used)
 		}
@@ -299,6 +304,14 @@ func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now 
 	fresh.built, fresh.looked, fresh.next = true, t.looked, t.next
 	*t = *fresh
 	return nil
+}
+
+// openEnded lets the last piece go on to a later end.
+func openEnded(pieces []cost.Stretch, end time.Time) []cost.Stretch {
+	if len(pieces) > 0 {
+		pieces[len(pieces)-1].To = end
+	}
+	return pieces
 }
 
 // addOutside adds what was entered in the period.

@@ -46,7 +46,7 @@ func (m *Manager) move(ctx context.Context, id sandbox.ID, to sandbox.Status, ch
 	if err == nil {
 		b.setStatus(to, sb.Reason)
 		if to == sandbox.StatusRunning {
-			m.budgets.begun()
+			m.budgets.begun(b)
 		}
 	}
 	return sb, err
