@@ -120,11 +120,11 @@ func TestBudgetPauses(t *testing.T) {
 		t.Fatal(err)
 	}
 	pause := []cost.Threshold{{Percent: 100, Action: cost.ActionPause}}
-	project := cost.BudgetRequest{Project: "prj_a", Meter: cost.MeterMoney, Limit: "50", At: pause}
-	owner := cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterCPU, Limit: "60s", At: pause, Period: cost.Day}
+	project := cost.BudgetRequest{Project: "prj_a", Meter: cost.MeterMoney, Limit: "10", At: pause}
+	owner := cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterCPU, Limit: "12s", At: pause, Period: cost.Day}
 	setBudget(t, h, project)
 	setBudget(t, h, owner)
-	k.burn(sb.ID, 70_000_000)
+	k.burn(sb.ID, 14_000_000)
 	status := func(s sandbox.Status) func(sandbox.Sandbox) bool {
 		return func(sb sandbox.Sandbox) bool { return sb.Status == s }
 	}
@@ -139,7 +139,7 @@ func TestBudgetPauses(t *testing.T) {
 	if s := h.get(t, sb.ID); s.Status != sandbox.StatusPaused || !k.isFrozen(sb.ID) {
 		t.Errorf("after a crash %s", s.Status)
 	}
-	project.Limit = "500"
+	project.Limit = "100"
 	setBudget(t, h, project) // the owner's still holds
 	if _, err := h.Budgets(t.Context()); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestBudgetPauses(t *testing.T) {
 	if s := h.get(t, sb.ID); s.Status != sandbox.StatusPaused {
 		t.Errorf("with one of two budgets raised it is %s", s.Status)
 	}
-	owner.Limit = "600s"
+	owner.Limit = "120s"
 	setBudget(t, h, owner)
 	if got := until(t, h, sb.ID, status(sandbox.StatusRunning)); got.Reason != sandbox.ReasonNone || k.isFrozen(sb.ID) {
 		t.Errorf("resumed: %s, frozen %v", got.Reason, k.isFrozen(sb.ID))
