@@ -26,7 +26,7 @@ skip=$skip'|TestFull$|TestPullOntoAFullDisk|TestEventsOverRestarts|TestFrozenIni
 skip=$skip'|TestAudit$|TestNames$|TestNamesUnderFlood|TestReachHTTP|TestNetwork(Flood|Gate|Groups|Names|ChangeSurvivesKills)$'
 skip=$skip'|TestClientThatNeverReads|TestReaderGetsEveryByte|TestReattach|TestStreamsApart|TestStdin|TestTerminal|TestDisconnectKillsNothing'
 skip=$skip'|TestModelLive|TestAuditTells|TestKilledDeltas|TestDeltaCancelled|TestDiffIsTheDifference|TestFlattenIsTheStack|TestCopyUpperFails'
-skip=$skip'|TestLab|TestBudgetStopOverKills|TestCosts|TestAgentsHeedBudgets|TestLedgerRecount'
+skip=$skip'|TestLab|TestPromotionSurvivesKills|TestBudgetStopOverKills|TestCosts|TestAgentsHeedBudgets|TestLedgerRecount'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
