@@ -85,7 +85,7 @@ func testModel(t *testing.T, lively bool) {
 	t.Logf("SANDBOXD_SEED=%d", seed)
 	m := newModel(t, seed)
 	m.lively = lively
-	steps := soak(60, 1500)
+	steps := soak(40, 1500)
 	began := time.Now()
 	for i := range steps {
 		if i == steps/3 || i > 0 && i%400 == 0 {
