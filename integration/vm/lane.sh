@@ -27,7 +27,7 @@ skip=$skip'|TestAudit$|TestNames$|TestNamesUnderFlood|TestReachHTTP|TestNetwork(
 skip=$skip'|TestClientThatNeverReads|TestReaderGetsEveryByte|TestReattach|TestStreamsApart|TestStdin|TestTerminal|TestDisconnectKillsNothing'
 skip=$skip'|TestModelLive|TestAuditTells|TestKilledDeltas|TestDeltaCancelled|TestDiffIsTheDifference|TestFlattenIsTheStack|TestCopyUpperFails'
 skip=$skip'|TestLab|TestPromotionSurvivesKills|TestBudgetStopOverKills|TestCosts|TestAgentsHeedBudgets|TestLedgerRecount'
-skip=$skip'|TestRatesHold|TestAuditIsBoundedInTheKernel|TestTooManyConnections|TestKillDaemonUnderLoad|TestNetworkCounters|TestDeltaIsTheUpper'
+skip=$skip'|TestNetRate|TestNetFault|TestAuditIsBoundedInTheKernel|TestTooManyConnections|TestKillDaemonUnderLoad|TestNetworkCounters|TestDeltaIsTheUpper'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
