@@ -16,6 +16,7 @@ var mayImport = map[string][]string{
 	"cmd/sandbox-init":      {"internal/initd"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"api/server":            {"api", "cost", "project", "sandbox", "internal/duplex"},
+	"api/e2b":               {"access", "api", "sandbox"},
 	"api/server/servertest": {"cost", "project", "sandbox"},
 	"api/client":            {"api", "cost", "project", "sandbox"},
 	"api":                   {"cost", "project", "sandbox"},

@@ -1,0 +1,53 @@
+package e2b
+
+import (
+	"context"
+	"net"
+	"net/http"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// Manager is what the dialect needs of the daemon, with the errors of the
+// native API. A ref is an id; the context carries who asks.
+type Manager interface {
+	Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error)
+	Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	Pause(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Resume(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
+	SetNetwork(ctx context.Context, ref string, p sandbox.NetworkPolicy, actor string) (sandbox.Sandbox, error)
+	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+
+	Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	SnapshotOf(ctx context.Context, ref string) (sandbox.Snapshot, error)
+	Snapshots(ctx context.Context, ref string, kinds ...sandbox.SnapshotKind) ([]sandbox.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref, actor string) (sandbox.Snapshot, error)
+	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error)
+
+	Images(ctx context.Context) ([]sandbox.Image, error)
+	Image(ctx context.Context, name string) (sandbox.Image, error)
+	Events(ctx context.Context, after int64, ref string, limit int) ([]sandbox.Event, error)
+
+	Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
+	Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)
+	Processes(ctx context.Context, ref string) ([]sandbox.Process, error)
+	Process(ctx context.Context, ref string, id sandbox.ProcessID) (sandbox.Process, error)
+	SignalProcess(ctx context.Context, ref string, id sandbox.ProcessID, signal string) error
+	Files(ctx context.Context, ref string) (sandbox.Files, error)
+	// DialPort connects to a TCP port of a running sandbox.
+	DialPort(ctx context.Context, ref string, port int) (net.Conn, error)
+}
+
+// Callers tells who calls.
+type Callers interface {
+	// Authenticate returns the context of a request to the control plane,
+	// with whoever sent it, and the actor of what it does.
+	Authenticate(r *http.Request) (ctx context.Context, actor string, err error)
+	// Holder returns the context of a request by somebody who has the token
+	// of a sandbox, or whom the sandbox admits without one.
+	Holder(ctx context.Context, box sandbox.Sandbox) context.Context
+}

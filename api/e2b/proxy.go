@@ -1,0 +1,109 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+const (
+	innerIdle = 10 * time.Second // an unused connection into a sandbox; it keeps the sandbox from being idle
+	innerKept = 16               // of them, for each port of a sandbox
+)
+
+// target is where toPort sends a request.
+type target struct {
+	box  sandbox.ID
+	port int
+}
+
+type targetKey struct{}
+
+// newProxy makes what passes HTTP on into sandboxes, upgraded connections too.
+func (s *Server) newProxy() *httputil.ReverseProxy {
+	t := &http.Transport{
+		// The address is one we made: the whole id of a sandbox, and a port.
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			id, port, err := net.SplitHostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			n, err := strconv.Atoi(port)
+			if err != nil {
+				return nil, err
+			}
+			return s.m.DialPort(ctx, id, n)
+		},
+		DisableCompression: true, MaxIdleConnsPerHost: innerKept, IdleConnTimeout: innerIdle, MaxResponseHeaderBytes: 1 << 20,
+		ExpectContinueTimeout: time.Second, Protocols: new(http.Protocols),
+	}
+	t.Protocols.SetHTTP1(true)
+	return &httputil.ReverseProxy{
+		Transport: t, FlushInterval: -1, Rewrite: rewrite, ErrorHandler: s.innerError,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), BufferPool: &buffers{},
+	}
+}
+
+// buffers lends the proxy what it copies with.
+type buffers struct{ pool sync.Pool }
+
+// Get lends one.
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
+}
+
+// Put takes it back.
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
+
+// rewrite makes the request to the sandbox of the client's. The Host stays;
+// what is only for us does not go on.
+func rewrite(p *httputil.ProxyRequest) {
+	to, ok := p.In.Context().Value(targetKey{}).(target)
+	if !ok {
+		return // cannot be: toPort sets it
+	}
+	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", net.JoinHostPort(string(to.box), strconv.Itoa(to.port)), p.In.Host
+	for _, name := range []string{sandboxHeader, portHeader, trafficHeader, tokenHeader, keyHeader} {
+		p.Out.Header.Del(name)
+	}
+	p.SetXForwarded()
+}
+
+// toPort passes a request on to a server in a sandbox.
+func (s *Server) toPort(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox, port int) {
+	if noteOf(box.Spec.Labels).Private && !same(r.Header.Get(trafficHeader), s.trafficTokenOf(box.ID)) {
+		answer(w, http.StatusForbidden, map[string]any{
+			"sandboxId": box.ID, "code": http.StatusForbidden,
+			"message": "this sandbox asks for its traffic access token: send it as " + trafficHeader,
+		})
+		return
+	}
+	ctx := context.WithValue(s.callers.Holder(r.Context(), box), targetKey{}, target{box.ID, port})
+	s.proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// innerError answers where the sandbox did not.
+func (s *Server) innerError(w http.ResponseWriter, r *http.Request, err error) {
+	to, _ := r.Context().Value(targetKey{}).(target)
+	message := "The sandbox does not answer"
+	switch {
+	case sandbox.CodeOf(err) == "port_closed":
+		message = "The sandbox is running but port is not open"
+	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, sandbox.ErrNotFound):
+		noSandbox(w, string(to.box))
+		return
+	}
+	s.log.Debug("a port of a sandbox does not answer", "sandbox", to.box, "port", to.port, "err", err)
+	answer(w, http.StatusBadGateway, map[string]any{"sandboxId": to.box, "message": message, "port": to.port, "code": http.StatusBadGateway})
+}

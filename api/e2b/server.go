@@ -1,0 +1,175 @@
+package e2b
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"regexp"
+	"strconv"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// dataPort is the port of a sandbox that stands for its data plane.
+const dataPort = 49983
+
+// envdVersion is which data plane we say we are; the SDK decides by it what it
+// may ask for.
+const envdVersion = "0.6.4"
+
+// The headers by which clients that know one address only name a sandbox.
+const (
+	sandboxHeader = "E2b-Sandbox-Id"
+	portHeader    = "E2b-Sandbox-Port"
+	tokenHeader   = "X-Access-Token"
+	trafficHeader = "E2b-Traffic-Access-Token"
+)
+
+// Config is what a server is made of.
+type Config struct {
+	Manager Manager
+	Callers Callers
+	// Find returns a sandbox by its whole id, whoever asks: the token of the
+	// request is what gives the right.
+	Find func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// All lists the living sandboxes of everybody, for URLs that name none but
+	// are signed with the token of one.
+	All func(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	// Secret is what tokens are derived with; see Secret.
+	Secret []byte
+	// Domain ends the host names of sandboxes, with a port if clients need
+	// one; empty where clients know this server by its address alone.
+	Domain string
+	// DefaultImage is what the template base means where nobody has made one.
+	DefaultImage string
+	Log          *slog.Logger // nil means slog.Default
+}
+
+// Server answers requests of the E2B SDK.
+type Server struct {
+	m       Manager
+	callers Callers
+	find    func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	list    func(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	secret  []byte
+	domain  string
+	image   string
+	log     *slog.Logger
+	control http.Handler
+	proxy   *httputil.ReverseProxy
+}
+
+// New returns the handler of the whole dialect.
+func New(cfg Config) http.Handler {
+	s := &Server{
+		m: cfg.Manager, callers: cfg.Callers, find: cfg.Find, list: cfg.All,
+		secret: cfg.Secret, domain: cfg.Domain, image: cfg.DefaultImage, log: cfg.Log,
+	}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	s.control = s.controlRoutes()
+	s.proxy = s.newProxy()
+	return s
+}
+
+var sandboxHost = regexp.MustCompile(`^(\d{1,5})-([a-z0-9]+)\.`)
+
+// ServeHTTP finds out what a request is for. In this order: a sandbox named by
+// headers, by the host name, by the signature of its URL, by its token; else
+// the control plane.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if id, port := r.Header.Get(sandboxHeader), r.Header.Get(portHeader); id != "" {
+		s.sandbox(w, r, id, port)
+		return
+	}
+	if m := sandboxHost.FindStringSubmatch(r.Host); m != nil {
+		s.sandbox(w, r, m[2], m[1])
+		return
+	}
+	if r.URL.Path == filesPath && r.URL.Query().Has("signature") {
+		s.sandbox(w, r, string(s.signedFor(r)), strconv.Itoa(dataPort))
+		return
+	}
+	if id, ok := s.idOfToken(r.Header.Get(tokenHeader)); ok {
+		s.sandbox(w, r, string(id), strconv.Itoa(dataPort))
+		return
+	}
+	s.control.ServeHTTP(w, r)
+}
+
+// signedFor returns the living sandbox whose token reproduces the signature of
+// a URL that names none.
+func (s *Server) signedFor(r *http.Request) sandbox.ID {
+	for cursor := ""; ; {
+		page, err := s.list(r.Context(), sandbox.Filter{Cursor: cursor, Limit: sandbox.MaxPage})
+		if err != nil {
+			return ""
+		}
+		for _, box := range page.Items {
+			if reproduces(r, s.tokenOf(box.ID)) {
+				return box.ID
+			}
+		}
+		if cursor = page.Next; cursor == "" {
+			return ""
+		}
+	}
+}
+
+// filesPath is where the data plane serves whole files.
+const filesPath = "/files"
+
+// sandbox answers a request that is for a port of one sandbox.
+func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, id, port string) {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		s.fail(w, r, sandbox.Errorf(sandbox.ErrInvalid, "invalid_port", "port %.20q of a sandbox: use 1 to 65535", port))
+		return
+	}
+	box, ok := s.lookUp(r.Context(), id)
+	if !ok {
+		noSandbox(w, id)
+		return
+	}
+	if n == dataPort {
+		s.toData(w, r, box)
+		return
+	}
+	s.toPort(w, r, box, int(n))
+}
+
+// lookUp finds a sandbox that runs.
+func (s *Server) lookUp(ctx context.Context, id string) (sandbox.Sandbox, bool) {
+	whole, err := sandbox.ParseID(id)
+	if err != nil {
+		return sandbox.Sandbox{}, false
+	}
+	box, err := s.find(ctx, whole)
+	if err != nil || box.ID != whole {
+		return sandbox.Sandbox{}, false
+	}
+	return box, box.Status == sandbox.StatusRunning
+}
+
+// noSandbox is the answer of a sandbox that is gone, paused or never was: the
+// SDK takes the status for the end of the sandbox.
+func noSandbox(w http.ResponseWriter, id string) {
+	answer(w, http.StatusBadGateway, map[string]any{
+		"sandboxId": id, "message": "The sandbox was not found", "code": http.StatusBadGateway,
+	})
+}
+
+// toData checks the token and hands over to the data plane. Requests for files
+// that bring a signature go there unchecked: it checks the signature.
+func (s *Server) toData(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox) {
+	open := r.URL.Path == "/health" || r.URL.Path == filesPath && r.URL.Query().Has("signature")
+	if !open && !same(r.Header.Get(tokenHeader), s.tokenOf(box.ID)) {
+		answer(w, http.StatusUnauthorized, map[string]any{
+			"code": http.StatusUnauthorized, "message": "this sandbox asks for its access token: send it as " + tokenHeader,
+		})
+		return
+	}
+	s.data(box).ServeHTTP(w, r.WithContext(s.callers.Holder(r.Context(), box)))
+}
