@@ -63,3 +63,31 @@ type FileWatch interface {
 	Next() (FileEvent, error)
 	Close() error
 }
+
+// Feeder is what a connection to a process can do besides within the daemon.
+type Feeder interface {
+	// Feed gives the process input, and with end closes its standard input
+	// after it. It returns once the process's pipe has taken all, so what is
+	// fed one after the other arrives in that order. ErrConflict, code
+	// stdin_closed: nobody can read it any more.
+	Feed(ctx context.Context, data []byte, end bool) error
+}
+
+// Agents is Files that can also be worked in as an agent in the sandbox would.
+type Agents interface {
+	Files
+	// Agent returns the file work of an agent that has the rights of the
+	// sandbox's root, as far as that has any, and works for a user: what it
+	// makes, missing parents included, belongs to that user. The user its
+	// methods are given is disregarded. What it tells of files says what links
+	// lead to, and their attributes.
+	Agent(owner string) AgentFiles
+}
+
+// AgentFiles is the file work of an agent.
+type AgentFiles interface {
+	Files
+	// SetAttrs adds extended attributes to a regular file; their names begin
+	// with user. (xattr(7)).
+	SetAttrs(ctx context.Context, path string, attrs map[string]string) error
+}

@@ -128,6 +128,16 @@ type FileInfo struct {
 	Group   string    `json:"group,omitempty"`
 	ModTime time.Time `json:"mod_time"`
 	Target  string    `json:"target,omitempty" doc:"Of a symbolic link."`
+
+	Leads *LinkEnd          `json:"leads,omitempty" doc:"What a symbolic link leads to in the end, where that was asked for."`
+	Attrs map[string]string `json:"attrs,omitempty" doc:"Extended attributes of the user, where they were asked for."`
+}
+
+// LinkEnd is what stands at the end of a symbolic link.
+type LinkEnd struct {
+	Path string   `json:"path"`
+	Type FileType `json:"type" enum:"file,dir,symlink,other"`
+	Mode uint32   `json:"mode"`
 }
 
 // FileType is the kind of a file.

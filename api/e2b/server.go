@@ -58,6 +58,7 @@ type Server struct {
 	log     *slog.Logger
 	control http.Handler
 	proxy   *httputil.ReverseProxy
+	plane   *dataPlane
 }
 
 // New returns the handler of the whole dialect.
@@ -71,6 +72,7 @@ func New(cfg Config) http.Handler {
 	}
 	s.control = s.controlRoutes()
 	s.proxy = s.newProxy()
+	s.plane = newDataPlane(s.m, s.log)
 	return s
 }
 

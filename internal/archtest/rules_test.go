@@ -58,6 +58,7 @@ var testsMayImport = []string{"internal/testenv", "internal/linux", "sandbox"}
 // testsAlso adds what the tests of one package may import.
 var testsAlso = map[string][]string{
 	"api/server":    {"api/client", "api/server/servertest"},
+	"api/e2b":       {"api/server/servertest"},
 	"api/client":    {"api/server", "api/server/servertest"},
 	"cmd/sandbox":   {"api/server", "api/server/servertest"},
 	"runtime":       {"build"}, // that both use the same words
