@@ -28,6 +28,8 @@ skip=$skip'|TestClientThatNeverReads|TestReaderGetsEveryByte|TestReattach|TestSt
 skip=$skip'|TestModelLive|TestAuditTells|TestKilledDeltas|TestDeltaCancelled|TestDiffIsTheDifference|TestFlattenIsTheStack|TestCopyUpperFails'
 skip=$skip'|TestLab|TestPromotionSurvivesKills|TestBudgetStopOverKills|TestCosts|TestAgentsHeedBudgets|TestLedgerRecount'
 skip=$skip'|TestNetRate|TestNetFault|TestAuditIsBoundedInTheKernel|TestTooManyConnections|TestKillDaemonUnderLoad|TestNetworkCounters|TestDeltaIsTheUpper'
+skip=$skip'|TestNetworkAttempts|TestKillDaemonInSnapshots|TestCommandLine|TestModel$|TestExplainAgreesWithTheKernel|TestPoolServesAndIsSwept'
+skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenFiles|TestHostSecretsStayOutside|TestBuildCommands|TestStopOfAMainProcess'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
