@@ -59,6 +59,7 @@ func New(cfg Config) http.Handler {
 		RejectUnknownQueryParameters: true,
 	})
 	s.routes()
+	mux.Handle(mcpPath, s.mcp())
 	mux.HandleFunc("/", s.noRoute(mux))
 	if cfg.Lab != nil {
 		mux.Handle(api.PathProduction+"/", http.StripPrefix(api.PathProduction, s.production(cfg)))
