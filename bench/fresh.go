@@ -54,15 +54,22 @@ func (b *bench) freshRoot(ctx context.Context) (dir string, remove func() error,
 	return dir, remove, nil
 }
 
-// synced writes what is dirty on the scratch directory's disk.
+// synced writes what is dirty on the scratch directory's disk, and on the
+// volume of the daemon, which may be another filesystem in a file on it: that
+// one first.
 func (b *bench) synced() error {
-	dir, err := os.Open(b.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := unix.Syncfs(int(dir.Fd())); err != nil {
-		return fmt.Errorf("write the disk's dirty pages: %w", err)
+	for _, path := range []string{b.stateDir, b.dir} {
+		dir, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) { // no daemon was started yet
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = unix.Syncfs(int(dir.Fd()))
+		if err := errors.Join(err, dir.Close()); err != nil {
+			return fmt.Errorf("write the disk's dirty pages: %w", err)
+		}
 	}
 	return nil
 }

@@ -143,6 +143,8 @@ const (
 	fullUpper  = report.Us + ", written much"
 	cpReflink  = "cp -a" // with reflinks, as coreutils 9 does by itself
 	cpData     = "cp -a, without reflinks"
+	freshUpper = report.Us + ", just written"
+	cpFresh    = "cp -a, just written"
 )
 
 // snapshots freezes an idle sandbox that wrote nothing and one that wrote
@@ -159,18 +161,23 @@ func snapshots(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	much := fmt.Sprintf("%d MiB in %d files", b.plan.fileBytes>>20, b.plan.smallFiles)
-	take := func(write, busy bool) func(context.Context) (float64, error) {
-		return func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, write, busy, "") }
+	of := func(st upperState, reflink string) func(context.Context) (float64, error) {
+		return func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, st, reflink) }
 	}
 	err = b.rounds(ctx, setting{name: "snapshot", title: "snapshot of an idle sandbox", unit: "ms", note: "much is " + much},
-		max(b.plan.transfers, 5), 1, b.settled, contestant{emptyUpper, take(false, false)}, contestant{fullUpper, take(true, false)})
+		max(b.plan.transfers, 5), 1, b.settled, contestant{emptyUpper, of(upperState{}, "")}, contestant{fullUpper, of(upperState{written: true}, "")})
 	if err != nil {
 		return err
 	}
-	err = b.rounds(ctx, setting{name: "snapshot-live", title: "snapshot of a sandbox at work", unit: "ms", note: much + ", on XFS with reflinks; cp -a of the same files on the same volume"},
-		max(b.plan.transfers, 5), 1, b.settled, contestant{report.Us, take(true, true)},
-		contestant{cpReflink, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "always") }},
-		contestant{cpData, func(ctx context.Context) (float64, error) { return b.snapshotOf(ctx, d, true, false, "never") }})
+	err = b.rounds(ctx, setting{
+		name: "snapshot-live", title: "snapshot of a sandbox at work", unit: "ms",
+		note: much + ", on XFS with reflinks, all on disk unless just written; cp -a of the same files on the same volume",
+	}, max(b.plan.transfers, 5), 1, b.settled,
+		contestant{report.Us, of(upperState{written: true, busy: true}, "")},
+		contestant{cpReflink, of(upperState{written: true}, "always")},
+		contestant{cpData, of(upperState{written: true}, "never")},
+		contestant{freshUpper, of(upperState{written: true, busy: true, dirty: true}, "")},
+		contestant{cpFresh, of(upperState{written: true, dirty: true}, "always")})
 	if err != nil {
 		return err
 	}
@@ -237,25 +244,40 @@ func (b *bench) snapshotsAgain(ctx context.Context, d *daemon) (err error) {
 	}, max(b.plan.transfers, 5), 1, b.settled, cs...)
 }
 
+// upperState is what a sandbox is like when its snapshot is taken.
+type upperState struct {
+	written bool // much
+	busy    bool // a process runs
+	dirty   bool // what was written is not on disk yet
+}
+
 // snapshotOf times the snapshot of a sandbox made for it, or, with reflink, a
 // copy of its files with cp.
-func (b *bench) snapshotOf(ctx context.Context, d *daemon, write, busy bool, reflink string) (took float64, err error) {
+func (b *bench) snapshotOf(ctx context.Context, d *daemon, st upperState, reflink string) (took float64, err error) {
 	id, remove, err := d.inUse(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	if write {
+	if st.dirty { // nobody else's is
+		if err := b.synced(); err != nil {
+			return 0, err
+		}
+	}
+	if st.written {
 		if err := b.writeMuch(ctx, d, id, 1, 0); err != nil {
 			return 0, err
 		}
 	}
-	if busy {
+	if st.busy {
 		if _, err := d.StartProcess(ctx, id, sandbox.ProcessSpec{Argv: forever}); err != nil {
 			return 0, err
 		}
 	}
-	if err := errors.Join(b.synced(), b.quiet(ctx, b.plan.calm, 100*b.plan.calm)); err != nil {
+	if !st.dirty {
+		err = b.synced()
+	}
+	if err := errors.Join(err, b.quiet(ctx, b.plan.calm, 100*b.plan.calm)); err != nil {
 		return 0, err
 	}
 	if reflink != "" {
@@ -267,8 +289,8 @@ func (b *bench) snapshotOf(ctx context.Context, d *daemon, write, busy bool, ref
 	if err != nil {
 		return 0, err
 	}
-	if s.Live != busy {
-		return 0, fmt.Errorf("snapshot %s: live %v, want %v", s.ID, s.Live, busy)
+	if s.Live != st.busy {
+		return 0, fmt.Errorf("snapshot %s: live %v, want %v", s.ID, s.Live, st.busy)
 	}
 	_, err = d.RemoveSnapshot(ctx, string(s.ID))
 	return took, err
