@@ -37,6 +37,7 @@ type box struct {
 	pointed  map[int64]bool     // guarded by mu; numbers of processes whose restore points were seen to
 	idle     idleClock          // guarded by mu
 	fault    *faulted           // guarded by mu; on the shell's link, nil without one
+	record   *sandbox.Sandbox   // guarded by mu; its last, once it has ended
 	// before is the number of the last process of roots before the present
 	// one: what main processes up to it do does not matter any more.
 	before int64        // guarded by mu
@@ -80,6 +81,35 @@ func (b *box) setStatus(s sandbox.Status, why sandbox.Reason) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.status, b.byBudget = s, why == sandbox.ReasonBudget
+}
+
+// lastRecord is the row as its end was written, if it was by this box.
+func (b *box) lastRecord() (sandbox.Sandbox, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.record == nil {
+		return sandbox.Sandbox{}, false
+	}
+	return *b.record, true
+}
+
+func (b *box) setLastRecord(sb sandbox.Sandbox) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.record = &sb
+}
+
+// standing is the status the row has.
+func (b *box) standing() sandbox.Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.status
+}
+
+// outlived reports whether what an ending is about is gone, and its reason with
+// it.
+func (b *box) outlived(e ending) bool {
+	return e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main)
 }
 
 // runs reports whether the row says running.

@@ -14,30 +14,35 @@ const stopGrace = 5 * time.Second
 // Remove ends a sandbox with reason cancelled and returns its last record.
 // An ended one is returned as it is.
 func (m *Manager) Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	sb, err := m.Sandbox(ctx, ref)
-	if err != nil || sb.Status.Terminal() {
-		return sb, err
-	}
-	b := m.box(sb.ID)
-	if b == nil { // it ended just now
-		return m.state.Sandbox(ctx, sb.ID)
+	b := m.box(sandbox.ID(ref)) // of an id that lives the database is not asked
+	if b == nil {
+		sb, err := m.Sandbox(ctx, ref)
+		if err != nil || sb.Status.Terminal() {
+			return sb, err
+		}
+		if b = m.box(sb.ID); b == nil { // it ended just now
+			return m.state.Sandbox(ctx, sb.ID)
+		}
 	}
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
 	e := ending{reason: sandbox.ReasonCancelled, detail: "removed on request", actor: actor}
-	if sb.Status == sandbox.StatusRunning {
+	if b.runs() {
 		if main, ok := m.mainEnded(work, b); ok {
 			e = main
 		}
 	}
-	err = m.end(work, b, e)
+	err := m.end(work, b, e)
 	if sandbox.CodeOf(err) == codeBusy {
-		return sb, err
+		return sandbox.Sandbox{ID: b.id}, err
 	}
 	if err != nil {
-		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "removal_incomplete", "sandbox %s is not all gone yet and is being tried again: %w", sb.ID, err)
+		return sandbox.Sandbox{ID: b.id}, sandbox.Errorf(sandbox.ErrUnavailable, "removal_incomplete", "sandbox %s is not all gone yet and is being tried again: %w", b.id, err)
 	}
-	return m.state.Sandbox(work, sb.ID)
+	if sb, ok := b.lastRecord(); ok {
+		return sb, nil
+	}
+	return m.state.Sandbox(work, b.id)
 }
 
 // Pause freezes the workload; memory is kept.

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -130,5 +131,36 @@ func TestResetOfWhatDoesNotRun(t *testing.T) {
 	}
 	if _, err := h.Reset(t.Context(), ref, ""); sandbox.CodeOf(err) != "sandbox_ended" {
 		t.Errorf("reset of one that ended: %v", err)
+	}
+}
+
+// TestRemovalKeepsWhatWasSaid: also where PID 1's last words are written while
+// it dies, and whether that works or not. The answer is the record.
+func TestRemovalKeepsWhatWasSaid(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	for _, broken := range []bool{false, true} {
+		sb := create(t, h, sandbox.Spec{})
+		k.mu.Lock()
+		k.procs[sb.ID] = []sandbox.Process{{ID: "p1", Argv: []string{"sleep"}}}
+		k.mu.Unlock()
+		if broken { // the kill goes wrong at first: what was said is known by then
+			k.setFail("cgroup.kill", true)
+			if _, err := h.Remove(t.Context(), string(sb.ID), "me"); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Fatalf("a removal whose kill fails: %v", err)
+			}
+			k.setFail("cgroup.kill", false)
+		}
+		got, err := h.Remove(t.Context(), string(sb.ID), "me")
+		if err != nil || got.Status != sandbox.StatusCompleted || got.Reason != sandbox.ReasonCancelled {
+			t.Fatalf("removed: %+v, %v", got, err)
+		}
+		if record := h.get(t, sb.ID); !reflect.DeepEqual(record, got) {
+			t.Errorf("the answer is not the record:\n%+v\n%+v", got, record)
+		}
+		procs, err := h.db.Processes(t.Context(), sb.ID)
+		if err != nil || len(procs) != 1 || procs[0].ID != "p1" {
+			t.Errorf("kill fails %v: processes of the record: %+v, %v", broken, procs, err)
+		}
 	}
 }

@@ -348,8 +348,9 @@ func (m *Manager) scrap(s *pooled) {
 	defer m.leaving.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
 	defer cancel()
-	err := m.killShell(ctx, s.b)
+	release, err := m.killShell(ctx, s.b)
 	if err == nil {
+		release()
 		err = m.clear(ctx, s.b.id, s.slot)
 	}
 	if err == nil {

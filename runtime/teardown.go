@@ -79,6 +79,19 @@ func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
 }
 
 func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
+	if at := b.standing(); at == sandbox.StatusRunning || at == sandbox.StatusPaused {
+		if b.outlived(e) {
+			return nil
+		}
+		// Nobody but us changes it: the row need not be read to know it.
+		row, last, err := m.beginEnd(ctx, b, at, e)
+		if err == nil {
+			return m.takeDown(ctx, b, row, last)
+		}
+		if sandbox.CodeOf(err) != "wrong_state" {
+			return err
+		} // a try before this did not hear that it wrote
+	}
 	row, err := m.state.Sandbox(ctx, b.id)
 	if err != nil {
 		return err
@@ -89,46 +102,76 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 		m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
 		return nil
 	}
+	var last state.Change
 	if row.Status != sandbox.StatusCompleting {
-		if e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main) {
+		if b.outlived(e) {
 			return nil
 		}
-		ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
-		if row.Status == sandbox.StatusRunning || row.Status == sandbox.StatusPaused {
-			m.keepOutput(ctx, b, &ch)
-		}
-		row, err = m.move(ctx, b.id, sandbox.StatusCompleting, ch, row.Status)
-		if err != nil {
+		if row, last, err = m.beginEnd(ctx, b, row.Status, e); err != nil {
 			return err
 		}
 	}
+	return m.takeDown(ctx, b, row, last)
+}
+
+// beginEnd writes the intent to end a sandbox, with what its processes last
+// said. Of one that was removed on request, which does not wait for that, it is
+// returned to be written besides the kill: a crash just then may lose it.
+func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e ending) (row sandbox.Sandbox, last state.Change, err error) {
+	ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
+	said := func(*state.Change) {}
+	if from == sandbox.StatusRunning || from == sandbox.StatusPaused {
+		said = m.askOutput(ctx, b)
+	}
+	if e.reason != sandbox.ReasonCancelled {
+		said(&ch)
+	}
+	if row, err = m.move(ctx, b.id, sandbox.StatusCompleting, ch, from); err != nil {
+		return row, last, err
+	}
 	b.quiet()
-	return m.takeDown(ctx, b, row)
+	if e.reason == sandbox.ReasonCancelled {
+		said(&last)
+	}
+	return row, last, nil
 }
 
 // takeDown kills everything of a completing sandbox, writes its counters and
 // its end down, and leaves the rest to the background. The lease goes last:
-// while it stands, nobody else gets the address or the ids.
-func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) error {
-	if err := m.killShell(ctx, b); err != nil {
-		return err
+// while it stands, nobody else gets the address or the ids. last is what its
+// processes said, where that is not written yet.
+func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, last state.Change) error {
+	b.quiet()
+	kept := m.keep(ctx, b.id, last)
+	release, err := m.killShell(ctx, b)
+	if err != nil {
+		return errors.Join(err, <-kept)
 	}
 	now := time.Now().UTC()
 	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true}
 	if _, counted := b.counters(); !counted {
 		ch.Usage = m.readUsage(b, row)
 	}
+	if err := <-kept; err != nil {
+		ch.LastOutput, ch.Processes = last.LastOutput, last.Processes
+	}
 	to := sandbox.StatusCompleted
 	if row.Reason.Failed() {
 		to = sandbox.StatusFailed
 	}
 	m.leaving.Add(1)
-	if _, err := m.move(ctx, b.id, to, ch, sandbox.StatusCompleting); err != nil {
+	record, err := m.move(ctx, b.id, to, ch, sandbox.StatusCompleting)
+	if err != nil {
 		m.leaving.Add(-1)
+		release()
 		return err
 	}
+	b.setLastRecord(record)
 	m.dropBox(b.id)
-	m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
+	m.inBackground(func() {
+		release()
+		m.cleanUp(b.id, row.Slot)
+	})
 	return nil
 }
 
@@ -167,20 +210,33 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 	}
 }
 
-// killShell ends every process of a shell and returns when they are gone.
-func (m *Manager) killShell(ctx context.Context, b *box) error {
+// killShell ends every process of a shell and returns when they are gone. Its
+// namespaces go when release is called, which is due in any case but an error:
+// to unmount all and to take the network apart is nothing to wait for.
+func (m *Manager) killShell(ctx context.Context, b *box) (release func(), err error) {
 	shell := b.letGo()
 	defer b.guest.CloseIdle()
 	defer b.reach.closeAll()
+	release = func() {}
 	if shell != nil {
+		shell.HoldMounts()
+		release = func() {
+			if err := shell.Close(); err != nil {
+				m.log.Warn("let go of a dead shell", "sandbox", b.id, "err", err)
+			}
+		}
 		// The death of a PID 1 is that of its whole namespace, and one that
 		// libcontainer has not yet moved into its cgroup dies as well. The
 		// pid is sure, because the descriptor is.
-		if err := errors.Join(shell.Kill(), shell.Wait(ctx), shell.Close()); err != nil {
-			return err
+		if err := errors.Join(shell.Kill(), shell.Wait(ctx)); err != nil {
+			return nil, errors.Join(err, shell.Close())
 		}
 	}
-	return m.cgroup.Kill(ctx, b.id)
+	if err := m.cgroup.Kill(ctx, b.id); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
 }
 
 // clearShell removes what a dead shell leaves: network, cgroup, sockets.
@@ -202,9 +258,11 @@ func (m *Manager) clear(ctx context.Context, id sandbox.ID, slot int) error {
 // dropShell kills everything of a sandbox and removes its shell. The
 // filesystem stays; the counters go to the row.
 func (m *Manager) dropShell(ctx context.Context, b *box, row sandbox.Sandbox) error {
-	if err := m.killShell(ctx, b); err != nil {
+	release, err := m.killShell(ctx, b)
+	if err != nil {
 		return err
 	}
+	release()
 	if err := m.count(ctx, b, row); err != nil {
 		return err
 	}
@@ -251,6 +309,32 @@ func (m *Manager) endInTime(b *box, e ending) {
 	defer cancel()
 	if err := m.end(ctx, b, e); sandbox.CodeOf(err) == codeBusy {
 		m.later(func() { m.endInTime(b, e) })
+	}
+}
+
+// keep writes what processes last said besides its caller, who hears of it.
+func (m *Manager) keep(ctx context.Context, id sandbox.ID, last state.Change) (kept <-chan error) {
+	done := make(chan error, 1)
+	if len(last.Processes) == 0 && len(last.LastOutput) == 0 {
+		done <- nil
+		return done
+	}
+	m.spawn(func() { done <- m.state.Update(ctx, id, last) })
+	return done
+}
+
+// askOutput begins keepOutput besides its caller, who takes the answer from
+// what it returns; where nobody does, it ends with ctx or after a second.
+func (m *Manager) askOutput(ctx context.Context, b *box) (take func(*state.Change)) {
+	said := make(chan state.Change, 1)
+	m.spawn(func() {
+		var ch state.Change
+		m.keepOutput(ctx, b, &ch)
+		said <- ch
+	})
+	return func(ch *state.Change) {
+		got := <-said
+		ch.LastOutput, ch.Processes = got.LastOutput, got.Processes
 	}
 }
 

@@ -27,7 +27,7 @@ type Change struct {
 	Enforcement []sandbox.Enforcement
 	Usage       *sandbox.Usage
 	LastOutput  []byte            // its last 64 KiB are kept
-	Processes   []ProcessRecord   // written with a Move, as PutProcess does
+	Processes   []ProcessRecord   // written as PutProcess does
 	Readings    []sandbox.Reading // for the ledger; with a Move to a terminal status the last one is the last of all
 
 	// KeepSlot makes a move to a terminal status leave the slot leased until

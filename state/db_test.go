@@ -372,10 +372,16 @@ func TestProcessesOutliveTheirSandbox(t *testing.T) {
 	if err := d.PutProcess(t.Context(), sb.ID, sandbox.Process{ID: "p9", Argv: []string{"a", "b"}, Exit: exit}, nil); err != nil {
 		t.Fatal(err)
 	}
-	bring(t, d, sb, sandbox.StatusFailed)
+	late := Change{LastOutput: []byte("last"), Processes: []ProcessRecord{{Process: sandbox.Process{ID: "p11"}, Tail: long}}}
+	if err := d.Update(t.Context(), sb.ID, late); err != nil {
+		t.Fatal(err)
+	}
+	if sb = bring(t, d, sb, sandbox.StatusFailed); string(sb.LastOutput) != "last" {
+		t.Errorf("last output %q, want that of the update", sb.LastOutput)
+	}
 	got, err := d.Processes(t.Context(), sb.ID)
-	if err != nil || len(got) != 2 || got[0].ID != "p9" || got[1].ID != "p10" {
-		t.Fatalf("%+v, error %v; want p9 and p10", got, err)
+	if err != nil || len(got) != 3 || got[0].ID != "p9" || got[1].ID != "p10" || got[2].ID != "p11" {
+		t.Fatalf("%+v, error %v; want p9, p10 and p11", got, err)
 	}
 	if diff := cmp.Diff(exit, got[0].Exit); diff != "" {
 		t.Fatalf("exit (-want +got):\n%s", diff)

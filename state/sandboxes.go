@@ -59,11 +59,9 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	ended := make([][]any, len(ch.Processes))
-	for i, r := range ch.Processes {
-		if ended[i], err = processArgs(id, r); err != nil {
-			return sandbox.Sandbox{}, err
-		}
+	ended, err := ch.processes(id)
+	if err != nil {
+		return sandbox.Sandbox{}, err
 	}
 	var out sandbox.Sandbox
 	err = d.write(ctx, func(t *tx) error {
@@ -87,10 +85,8 @@ func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to 
 				return err
 			}
 		}
-		for _, args := range ended {
-			if _, err := t.exec(sqlPutProcess, args...); err != nil {
-				return err
-			}
+		if err := t.putProcesses(ended); err != nil {
+			return err
 		}
 		_, err = t.appendEvents(ch.event(id, to, now))
 		return err
@@ -119,6 +115,10 @@ func (d *DB) Update(ctx context.Context, id sandbox.ID, ch Change) error {
 	if err != nil {
 		return err
 	}
+	ended, err := ch.processes(id)
+	if err != nil {
+		return err
+	}
 	return d.write(ctx, func(t *tx) error {
 		if ch.Usage != nil {
 			if err := t.mustLast(); err != nil {
@@ -128,12 +128,35 @@ func (d *DB) Update(ctx context.Context, id sandbox.ID, ch Change) error {
 		if err := t.set(id, set); err != nil {
 			return err
 		}
+		if err := t.putProcesses(ended); err != nil {
+			return err
+		}
 		if err := t.note(id, ch.Readings, false); err != nil || ch.EventType == "" {
 			return err
 		}
 		_, err := t.appendEvents(ch.event(id, "", time.Now()))
 		return err
 	})
+}
+
+// processes is the pure half of putProcesses.
+func (c Change) processes(id sandbox.ID) (ended [][]any, err error) {
+	ended = make([][]any, len(c.Processes))
+	for i, r := range c.Processes {
+		if ended[i], err = processArgs(id, r); err != nil {
+			return nil, err
+		}
+	}
+	return ended, nil
+}
+
+func (t *tx) putProcesses(ended [][]any) error {
+	for _, args := range ended {
+		if _, err := t.exec(sqlPutProcess, args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // update writes the columns of set if the status is one of from.

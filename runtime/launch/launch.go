@@ -138,11 +138,31 @@ type Shell struct {
 	UserNS    *os.File
 	NetNS     *os.File
 	PIDFD     *os.File
+
+	mounts *os.File // see HoldMounts
 }
 
 // Close closes the shell's descriptors; PID 1 goes on.
 func (s *Shell) Close() error {
-	return errors.Join(closeFile(s.UserNS), closeFile(s.NetNS), closeFile(s.PIDFD))
+	return errors.Join(closeFile(s.UserNS), closeFile(s.NetNS), closeFile(s.mounts), closeFile(s.PIDFD))
+}
+
+// HoldMounts keeps the mounts of PID 1 beyond its end, until Close. Else the
+// last of its threads unmounts them all, and waits for RCU, before anybody is
+// told that it has ended. Where it has ended already there is nothing to hold.
+func (s *Shell) HoldMounts() {
+	if s.mounts != nil {
+		return
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", s.PID))
+	if err != nil {
+		return
+	}
+	if !s.Alive() { // the number may have become another's
+		_ = f.Close()
+		return
+	}
+	s.mounts = f
 }
 
 func closeFile(f *os.File) error {

@@ -165,11 +165,20 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	if err := sh.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("wait for a living PID 1: %v, want the context's error", err)
 	}
+	sh.HoldMounts()
+	sh.HoldMounts() // holds once
 	if err := sh.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if err := sh.Wait(ctx); err != nil {
 		t.Fatal(err)
+	}
+	if sh.mounts == nil {
+		t.Error("the mounts of a living PID 1 were not held")
+	}
+	dead := &Shell{ID: id, PID: os.Getpid(), PIDFD: sh.PIDFD} // its number is another's now
+	if dead.HoldMounts(); dead.mounts != nil {
+		t.Error("the mounts of another process were held")
 	}
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", sh.PID)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("PID 1 left a zombie: %v", err)
