@@ -138,3 +138,23 @@ type OutputLine struct {
 	Data    []byte              `json:"data,omitempty" doc:"base64."`
 	Exit    *sandbox.ExitStatus `json:"exit,omitempty" doc:"On the last line of an ended process."`
 }
+
+// WebhookList lists webhooks, the oldest first, without their secrets.
+type WebhookList struct {
+	Items []sandbox.Webhook `json:"items"`
+}
+
+// DeadLetterList lists events whose delivery was given up, the oldest first.
+type DeadLetterList struct {
+	Items []sandbox.DeadLetter `json:"items"`
+}
+
+// DeliveryList tells what became of attempts.
+type DeliveryList struct {
+	Items []sandbox.Delivery `json:"items"`
+}
+
+// RetryRequest names dead letters.
+type RetryRequest struct {
+	Seqs []int64 `json:"seqs,omitempty" maxItems:"100" doc:"Numbers of events; without any, the oldest hundred."`
+}

@@ -4,10 +4,7 @@ package integration
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,6 +31,7 @@ import (
 
 // labConfig has a window short enough to wait for.
 const labConfig = `
+webhooks: {allow_private: [127.0.0.0/8]}
 volume: {size: 640m}
 lab: {promotion_window: 4s}
 cost:
@@ -179,7 +177,7 @@ func TestLabFromEmptyToPromoted(t *testing.T) {
 	hook := newHook(t)
 	l := newLab(t, project.Settings{
 		Criteria: project.Criteria{MinAge: -1, MinExperiments: 1, Custom: []project.Rule{{Name: "lean", When: "cost < 100 * unit && agents['active'] >= 2"}}},
-		Webhooks: []project.Webhook{{URL: hook.URL, Secret: "s3cret", Events: []string{"project.promoted", "project.rolled_back", "experiment.expired", "project.alert"}}},
+		Webhooks: []project.Hook{{URL: hook.URL, Secret: "s3cret-s3cret", Events: []string{"project.promoted", "project.rolled_back", "experiment.expired", "project.alert"}}},
 		Alerts:   []project.Rule{{Name: "rich", When: "revenue >= 8 * unit"}},
 	})
 	l.evaluates(project.NotReady)
@@ -524,16 +522,16 @@ func newHook(t testing.TB) *hook {
 		body, _ := io.ReadAll(r.Body)
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if r.Header.Get("X-Sandbox-Signature") != signed("s3cret", r.Header.Get("X-Sandbox-Timestamp"), body) {
-			t.Errorf("a notice with signature %q: %s", r.Header.Get("X-Sandbox-Signature"), body)
+		if err := sandbox.VerifyWebhook("s3cret-s3cret", r.Header.Get(sandbox.WebhookSignatureHeader), body, time.Now(), time.Minute); err != nil {
+			t.Errorf("%s: %v", body, err)
 		}
-		id := r.Header.Get("X-Sandbox-Delivery")
+		id := r.Header.Get(sandbox.WebhookIDHeader)
 		if !h.seen[id] {
 			h.seen[id] = true
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		h.got[r.Header.Get("X-Sandbox-Event")]++
+		h.got[r.Header.Get(sandbox.WebhookTypeHeader)]++
 	}))
 	t.Cleanup(h.Close)
 	return h
@@ -655,11 +653,4 @@ func (l *laboratory) onlyIn(a project.Agent, production bool) {
 	if want := 0; err != nil || production && len(agents) != 1 || !production && len(agents) != want {
 		l.t.Errorf("production has agents %+v, %v", agents, err)
 	}
-}
-
-// signed is the signature of a notice, computed once more.
-func signed(secret, at string, body []byte) string {
-	h := hmac.New(sha256.New, []byte(secret))
-	h.Write([]byte(at + "." + string(body)))
-	return "sha256=" + hex.EncodeToString(h.Sum(nil))
 }

@@ -146,7 +146,7 @@ func (l *Lab) RemoveAgent(ctx context.Context, id project.AgentID, actor string)
 		if err := t.DeleteAgent(id); err != nil {
 			return err
 		}
-		return t.Tell(project.News{Event: sandbox.Event{Type: "agent.removed", Actor: actor, Data: map[string]string{"agent": string(id)}}})
+		return t.Tell(sandbox.Event{Type: "agent.removed", Actor: actor, Data: map[string]string{"agent": string(id)}})
 	})
 }
 

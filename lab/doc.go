@@ -1,5 +1,5 @@
 // Package lab runs projects: it keeps their agents alive, ends experiments
-// whose time is over, evaluates, notifies, promotes agents into the production
+// whose time is over, evaluates, promotes agents into the production
 // world and rolls a promotion back whose agents turn out unwell.
 //
 // A world is a database with agents and a manager of sandboxes. There are two:
@@ -12,5 +12,5 @@
 // from what it finds. docs/LAB.md has the argument, step by step.
 //
 // The package does not count usage or rate it (its Books do), builds no
-// sandbox and speaks no HTTP but to webhooks. cmd/sandboxd wires it.
+// sandbox and sends nothing: webhooks live on the events it writes. cmd/sandboxd wires it.
 package lab

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -29,7 +28,6 @@ type Config struct {
 	Window       time.Duration      // of promotions that name none; 0: ten minutes
 	Tick         time.Duration      // between two looks at deadlines and alerts; 0: five seconds
 	Log          *slog.Logger
-	HTTP         *http.Client // of webhooks; nil: one that follows no redirects
 
 	// Step, unless nil, is told each step of a promotion before it is taken.
 	// An error ends the work there and then, as a crash would. For tests.
@@ -42,14 +40,12 @@ type Lab struct {
 	log   *slog.Logger
 	store Store
 	rules *rules
-	http  *http.Client
 
 	life   context.Context // ends with the lab
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
 	own   *supervisor   // of the lab's world
-	mail  chan struct{} // holds one: there is a notice
 	ticks chan struct{} // holds one: look now
 
 	mu         sync.Mutex
@@ -74,20 +70,17 @@ func New(cfg Config) *Lab {
 	if cfg.Tick == 0 {
 		cfg.Tick = defaultTick
 	}
-	if cfg.HTTP == nil {
-		cfg.HTTP = webhookClient()
-	}
 	life, cancel := context.WithCancel(context.Background())
 	l := &Lab{
-		cfg: cfg, log: cfg.Log, store: cfg.Store, rules: newRules(), http: cfg.HTTP, life: life, cancel: cancel,
-		mail: make(chan struct{}, 1), ticks: make(chan struct{}, 1), driving: map[project.PromotionID]bool{},
+		cfg: cfg, log: cfg.Log, store: cfg.Store, rules: newRules(), life: life, cancel: cancel,
+		ticks: make(chan struct{}, 1), driving: map[project.PromotionID]bool{},
 	}
 	l.own = newSupervisor(l, "lab", World{Rows: cfg.Store, Sandboxes: cfg.Sandboxes})
 	return l
 }
 
 // Start takes up what an earlier daemon left: agents, promotions that have not
-// ended, projects that were being killed, notices not delivered.
+// ended, projects that were being killed.
 func (l *Lab) Start(ctx context.Context) error {
 	if err := l.own.start(ctx); err != nil {
 		return fmt.Errorf("take up the agents of the lab: %w", err)
@@ -114,7 +107,6 @@ func (l *Lab) Start(ctx context.Context) error {
 		}
 	}
 	l.spawn(l.keepTicking)
-	l.spawn(l.deliver)
 	return nil
 }
 
@@ -175,13 +167,9 @@ func (l *Lab) find(ctx context.Context, ref string) (project.Project, error) {
 	return l.store.ProjectByName(ctx, ref)
 }
 
-// update runs a transaction on the lab's rows and wakes who may have to act.
+// update runs a transaction on the lab's rows.
 func (l *Lab) update(ctx context.Context, f func(project.Tx) error) error {
-	err := l.store.UpdateLab(ctx, f)
-	if err == nil {
-		wake(l.mail)
-	}
-	return err
+	return l.store.UpdateLab(ctx, f)
 }
 
 // wake puts a token into a channel of one, unless there is one.

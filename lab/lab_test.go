@@ -4,12 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/project"
@@ -297,36 +293,50 @@ func TestScheduledEvaluations(t *testing.T) {
 	}
 }
 
-func TestWebhooks(t *testing.T) {
-	var got, refused atomic.Int64
-	var h *host
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		at := r.Header.Get(HeaderTimestamp)
-		var seconds int64
-		_ = json.Unmarshal([]byte(at), &seconds)
-		if r.Header.Get(HeaderSignature) != Sign("key", seconds, body) || r.Header.Get(HeaderEvent) != eventEvaluated || !strings.Contains(string(body), `"recommendation":"NOT_READY"`) {
-			t.Errorf("a notice %v: %s", r.Header, body)
-		}
-		if refused.Add(1) == 1 {
-			http.Redirect(w, r, "/elsewhere", http.StatusFound) // not followed
-			return
-		}
-		got.Add(1)
-	}))
-	defer srv.Close()
-	h = newHost(t)
+// TestWebhooksOfAProject: they are rows of their own, which events of the
+// project reach by its id.
+func TestWebhooksOfAProject(t *testing.T) {
+	h := newHost(t)
 	s := easy
-	s.Webhooks = []project.Webhook{{URL: srv.URL, Secret: "key", Events: []string{eventEvaluated}}}
+	s.Webhooks = []project.Hook{{URL: "http://one", Secret: "key", Events: []string{eventEvaluated}}, {URL: "http://two"}}
 	p := h.project("shop", s)
-	if _, err := h.Evaluate(t.Context(), string(p.ID), ""); err != nil {
+	hooks := func() map[string]sandbox.Webhook {
+		all, err := h.dbs[0].Webhooks(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		by := map[string]sandbox.Webhook{}
+		for _, w := range all {
+			by[w.URL] = w
+		}
+		return by
+	}
+	before := hooks()
+	one := before["http://one"]
+	if len(before) != 2 || one.Project != string(p.ID) || one.Secret != "key" || one.Filter.Events[0] != eventEvaluated {
+		t.Fatalf("webhooks %+v", before)
+	}
+	told, err := h.dbs[0].Events(t.Context(), one.Cursor, "", 10)
+	if err != nil || len(told) == 0 || told[0].Type != eventCreated || told[0].Data[project.EventProject] != string(p.ID) || told[0].Data["project_name"] != "shop" {
+		t.Errorf("after the cursor: %+v, %v", told, err)
+	}
+	changed := []project.Hook{s.Webhooks[0], {URL: "http://three"}}
+	if _, err := h.ChangeProject(t.Context(), "shop", project.Change{Webhooks: &changed}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the first try fails", func() bool { return refused.Load() == 1 })
-	h.stop() // the rest is the next daemon's
-	h.start()
-	until(t, "the notice comes", func() bool { return got.Load() == 1 })
-	until(t, "it is forgotten", func() bool { n, err := h.dbs[0].Notices(context.Background(), 9); return err == nil && len(n) == 0 })
+	after := hooks()
+	if len(after) != 2 || after["http://one"].ID != one.ID || after["http://one"].Cursor != one.Cursor || after["http://three"].ID == "" {
+		t.Errorf("after a change: %+v", after)
+	}
+	if _, err := h.KillProject(t.Context(), "shop", true, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemoveProject(t.Context(), "shop", ""); err != nil {
+		t.Fatal(err)
+	}
+	if left := hooks(); len(left) != 0 {
+		t.Errorf("of a removed project: %+v", left)
+	}
 }
 
 // TestKillIsFinished: a daemon that ends after the row is followed by one that

@@ -51,9 +51,6 @@ type Store interface {
 	Experiments(ctx context.Context, id project.ID) ([]project.Experiment, error)
 	Evaluations(ctx context.Context, id project.ID, limit int) ([]project.Evaluation, error)
 	Promotions(ctx context.Context, id project.ID) ([]project.Promotion, error)
-	Notices(ctx context.Context, limit int) ([]project.Notice, error)
-	PutNotice(ctx context.Context, n project.Notice) error
-	DeleteNotice(ctx context.Context, id int64) error
 }
 
 // Books keep what was spent and earned in the lab.

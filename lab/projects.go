@@ -340,6 +340,6 @@ func (l *Lab) RemoveProject(ctx context.Context, ref, actor string) error {
 		if err := t.DeleteProject(p.ID); err != nil {
 			return err
 		}
-		return t.Tell(project.News{Event: sandbox.Event{Type: "project.removed", Actor: actor, Data: map[string]string{"project": string(p.ID), "name": p.Name}}})
+		return t.Tell(sandbox.Event{Type: "project.removed", Actor: actor, Data: map[string]string{"project": string(p.ID), "name": p.Name}})
 	})
 }

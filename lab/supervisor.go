@@ -493,16 +493,16 @@ func tellAgent(t project.Tx, a project.Agent, kind, actor string) error {
 	if a.Detail != "" {
 		data["detail"] = a.Detail
 	}
-	n := project.News{Event: sandbox.Event{Time: time.Now().UTC(), Type: kind, Actor: actor, Data: data}}
+	e := sandbox.Event{Time: time.Now().UTC(), Type: kind, Actor: actor, Data: data}
 	if a.Project != "" {
 		p, err := t.Project(a.Project)
 		if err != nil {
 			return err
 		}
-		n = newsOf(p, kind, actor, data)
+		e = newsOf(p, kind, actor, data)
 	}
-	n.Event.Sandbox = a.Sandbox
-	return t.Tell(n)
+	e.Sandbox = a.Sandbox
+	return t.Tell(e)
 }
 
 // settle looks at an agent at once, for a caller who waits.

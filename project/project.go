@@ -2,7 +2,6 @@ package project
 
 import (
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -62,24 +61,22 @@ type Project struct {
 
 // Settings are what may be changed of a project.
 type Settings struct {
-	Goal     string    `json:"goal,omitempty" maxLength:"2000" doc:"What it is to find out, for people."`
-	Criteria Criteria  `json:"criteria,omitempty" doc:"What an evaluation asks for."`
-	Cron     string    `json:"evaluate,omitempty" maxLength:"200" doc:"Cron expression of evaluations; empty: only when asked."`
-	Webhooks []Webhook `json:"webhooks,omitempty" maxItems:"8"`
-	Alerts   []Rule    `json:"alerts,omitempty" maxItems:"16" doc:"Told once each time the condition comes true."`
+	Goal     string   `json:"goal,omitempty" maxLength:"2000" doc:"What it is to find out, for people."`
+	Criteria Criteria `json:"criteria,omitempty" doc:"What an evaluation asks for."`
+	Cron     string   `json:"evaluate,omitempty" maxLength:"200" doc:"Cron expression of evaluations; empty: only when asked."`
+	Webhooks []Hook   `json:"webhooks,omitempty" maxItems:"8"`
+	Alerts   []Rule   `json:"alerts,omitempty" maxItems:"16" doc:"Told once each time the condition comes true."`
 }
 
-// Webhook is told of a project's events.
-type Webhook struct {
+// Hook is a webhook as settings name it: it is told of a project's events.
+type Hook struct {
 	URL    string   `json:"url" maxLength:"2000" doc:"http:// or https://; redirects are not followed."`
 	Secret string   `json:"secret,omitempty" maxLength:"200" doc:"Key of the signature. It is never shown again."`
-	Events []string `json:"events,omitempty" maxItems:"32" doc:"Types of events, as project.promoted; empty: all."`
+	Events []string `json:"events,omitempty" maxItems:"32" doc:"Types of events, as project.promoted or agent.*; empty: all."`
 }
 
-// Wants reports whether a webhook asks for a type of event.
-func (w Webhook) Wants(kind string) bool {
-	return len(w.Events) == 0 || slices.Contains(w.Events, kind)
-}
+// EventProject is the key of an event's data that names its project.
+const EventProject = "project"
 
 // Rule is a condition in CEL with a name.
 type Rule struct {
@@ -97,12 +94,12 @@ type Request struct {
 
 // Change replaces those settings that are given.
 type Change struct {
-	Goal     *string    `json:"goal,omitempty" maxLength:"2000"`
-	Criteria *Criteria  `json:"criteria,omitempty"`
-	Cron     *string    `json:"evaluate,omitempty" maxLength:"200"`
-	Webhooks *[]Webhook `json:"webhooks,omitempty" maxItems:"8"`
-	Alerts   *[]Rule    `json:"alerts,omitempty" maxItems:"16"`
-	Actor    string     `json:"-"`
+	Goal     *string   `json:"goal,omitempty" maxLength:"2000"`
+	Criteria *Criteria `json:"criteria,omitempty"`
+	Cron     *string   `json:"evaluate,omitempty" maxLength:"200"`
+	Webhooks *[]Hook   `json:"webhooks,omitempty" maxItems:"8"`
+	Alerts   *[]Rule   `json:"alerts,omitempty" maxItems:"16"`
+	Actor    string    `json:"-"`
 }
 
 // Apply returns the settings with the change.
@@ -134,8 +131,9 @@ func (s Settings) Validate() error {
 		return bad("at most 8 webhooks, 16 alerts and 16 custom criteria")
 	}
 	for _, w := range s.Webhooks {
-		if !strings.HasPrefix(w.URL, "http://") && !strings.HasPrefix(w.URL, "https://") {
-			return bad("webhook %.80q: use an http:// or https:// URL", w.URL)
+		r := sandbox.WebhookRequest{URL: w.URL, Filter: sandbox.WebhookFilter{Events: w.Events}}
+		if err := r.Validate(); err != nil {
+			return bad("%w", err)
 		}
 	}
 	seen := map[string]bool{}

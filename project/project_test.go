@@ -365,23 +365,9 @@ func TestExperiments(t *testing.T) {
 	}
 }
 
-func TestNoticesAreGivenUp(t *testing.T) {
-	now := time.Now()
-	n, total, tries := Notice{Next: now}, time.Duration(0), 0
-	for over := false; !over; tries++ {
-		if n, over = n.Failed(now); n.Next.Sub(now) <= 0 || n.Next.Sub(now) > time.Hour || tries > 100 {
-			t.Fatalf("after %d tries: %+v", tries, n)
-		}
-		total += n.Next.Sub(now)
-	}
-	if tries != maxAttempts || total < 3*time.Hour {
-		t.Errorf("given up after %d tries and %s", tries, total)
-	}
-}
-
 func TestSettings(t *testing.T) {
 	for name, s := range map[string]Settings{
-		"webhook":          {Webhooks: []Webhook{{URL: "ftp://x"}}},
+		"webhook":          {Webhooks: []Hook{{URL: "ftp://x"}}},
 		"alerts of a name": {Alerts: []Rule{{"a", "true"}, {"a", "false"}}},
 		"criteria":         {Criteria: Criteria{Custom: []Rule{{"a", "true"}, {"a", "false"}}}},
 		"built-in name":    {Criteria: Criteria{Custom: []Rule{{CriterionROI, "true"}}}},
@@ -392,7 +378,7 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	p := Project{Settings: Settings{Webhooks: []Webhook{{URL: "http://x", Secret: "s"}}}}
+	p := Project{Settings: Settings{Webhooks: []Hook{{URL: "http://x", Secret: "s"}}}}
 	if p.Shown().Webhooks[0].Secret != "" || p.Webhooks[0].Secret != "s" {
 		t.Error("a secret is shown, or lost")
 	}

@@ -21,7 +21,6 @@ const (
 		ON CONFLICT (id) DO UPDATE SET name = ?2, status = ?3, record = ?5`
 	sqlDeleteProject = `DELETE FROM projects WHERE id = ?`
 	sqlDropAgents    = `DELETE FROM agents WHERE project = ? AND project <> ''`
-	sqlDropNotices   = `DELETE FROM notices WHERE project = ?`
 
 	sqlAgent       = `SELECT record FROM agents WHERE id = ?`
 	sqlAgents      = `SELECT record FROM agents WHERE project = ? ORDER BY created_at, id`
@@ -46,11 +45,6 @@ const (
 	sqlPromotionsNow = `SELECT record FROM promotions WHERE status NOT IN ('done', 'rolled_back') ORDER BY started_at, id`
 	sqlPutPromotion  = `INSERT INTO promotions (id, project, status, started_at, record) VALUES (?1, ?2, ?3, ?4, ?5)
 		ON CONFLICT (id) DO UPDATE SET status = ?3, record = ?5`
-
-	sqlAddNotice    = `INSERT INTO notices (project, next_at, record) VALUES (?, ?, ?)`
-	sqlNotices      = `SELECT record, id FROM notices ORDER BY next_at LIMIT ?`
-	sqlPutNotice    = `UPDATE notices SET next_at = ?2, record = ?3 WHERE id = ?1`
-	sqlDeleteNotice = `DELETE FROM notices WHERE id = ?`
 )
 
 // keptEvaluations is how many of a project are kept.
@@ -87,11 +81,14 @@ func (l labTx) PutProject(p project.Project) error {
 	if isUnique(err) {
 		return sandbox.Errorf(sandbox.ErrConflict, "project_exists", "there is a project %s already: use it, or choose another name", p.Name)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return l.t.projectWebhooks(p)
 }
 
 func (l labTx) DeleteProject(id project.ID) error {
-	for _, q := range []string{sqlDropAgents, sqlDropNotices, sqlDeleteProject} {
+	for _, q := range []string{sqlDropAgents, sqlDropWebhooks, sqlDeleteProject} {
 		if _, err := l.t.exec(q, string(id)); err != nil {
 			return err
 		}
@@ -163,20 +160,9 @@ func (l labTx) PutPromotion(p project.Promotion) error {
 	return err
 }
 
-func (l labTx) Tell(n project.News) error {
-	if _, err := l.t.appendEvents(n.Event); err != nil {
-		return err
-	}
-	for _, notice := range n.Notices {
-		data, err := toJSON(notice)
-		if err == nil {
-			_, err = l.t.exec(sqlAddNotice, string(notice.Project), notice.Next.UnixNano(), data)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+func (l labTx) Tell(e sandbox.Event) error {
+	_, err := l.t.appendEvents(e)
+	return err
 }
 
 // Project returns a project by its id. ErrNotFound.
@@ -234,42 +220,6 @@ func (d *DB) Promotions(ctx context.Context, id project.ID) ([]project.Promotion
 		return listed[project.Promotion](ctx, d, sqlPromotionsNow)
 	}
 	return listed[project.Promotion](ctx, d, sqlPromotions, string(id))
-}
-
-// Notices returns what is to be delivered, that which is due first first.
-func (d *DB) Notices(ctx context.Context, limit int) ([]project.Notice, error) {
-	rows, err := d.reader.QueryContext(ctx, sqlNotices, limit)
-	if err != nil {
-		return nil, translate(err)
-	}
-	all, err := drain(rows, func(s scanner) (n project.Notice, err error) {
-		var data []byte
-		var id int64
-		if err := s.Scan(&data, &id); err != nil {
-			return n, err
-		}
-		err = json.Unmarshal(data, &n)
-		n.ID = id
-		return n, err
-	})
-	return all, translate(err)
-}
-
-// PutNotice writes when a notice is tried next.
-func (d *DB) PutNotice(ctx context.Context, n project.Notice) error {
-	data, err := toJSON(n)
-	if err != nil {
-		return err
-	}
-	return d.write(ctx, func(t *tx) error {
-		_, err := t.exec(sqlPutNotice, n.ID, n.Next.UnixNano(), data)
-		return err
-	})
-}
-
-// DeleteNotice forgets a notice. Repeating it is safe.
-func (d *DB) DeleteNotice(ctx context.Context, id int64) error {
-	return d.write(ctx, func(t *tx) error { _, err := t.exec(sqlDeleteNotice, id); return err })
 }
 
 func missing(what, id string) error {

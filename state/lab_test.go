@@ -17,7 +17,7 @@ import (
 func aProject(name string) project.Project {
 	return project.Project{
 		ID: project.NewID(), Name: name, Status: project.StatusActive, CreatedAt: time.Now().UTC(),
-		Settings: project.Settings{Goal: "g", Criteria: project.Criteria{MinProfit: cost.Unit / 2}, Webhooks: []project.Webhook{{URL: "http://x", Secret: "s"}}},
+		Settings: project.Settings{Goal: "g", Criteria: project.Criteria{MinProfit: cost.Unit / 2}, Webhooks: []project.Hook{{URL: "http://x", Secret: "s"}}},
 	}
 }
 
@@ -129,7 +129,7 @@ func TestLabTransactionIsWhole(t *testing.T) {
 	p := aProject("shop")
 	no := errors.New("no")
 	err := d.UpdateLab(t.Context(), func(tx project.Tx) error {
-		return errors.Join(tx.PutProject(p), tx.Tell(project.News{Event: sandbox.Event{Type: "x"}}), no)
+		return errors.Join(tx.PutProject(p), tx.Tell(sandbox.Event{Type: "x"}), no)
 	})
 	if !errors.Is(err, no) {
 		t.Fatal(err)
@@ -139,35 +139,6 @@ func TestLabTransactionIsWhole(t *testing.T) {
 	}
 	if all, err := d.Events(t.Context(), 0, "", 0); err != nil || len(all) != 0 {
 		t.Errorf("of a transaction that failed: %+v, %v", all, err)
-	}
-}
-
-func TestNotices(t *testing.T) {
-	d := open(t)
-	now := time.Now().UTC()
-	n := project.News{Event: sandbox.Event{Type: "project.created"}, Notices: []project.Notice{
-		{Project: "prj_a", URL: "http://late", Next: now.Add(time.Hour)}, {Project: "prj_a", URL: "http://soon", Next: now},
-	}}
-	d.lab(t, func(tx project.Tx) error { return tx.Tell(n) })
-	all, err := d.Notices(t.Context(), 10)
-	if err != nil || len(all) != 2 || all[0].URL != "http://soon" || all[0].ID == 0 || all[0].ID == all[1].ID {
-		t.Fatalf("notices %+v, %v", all, err)
-	}
-	first := all[0]
-	first.Attempts, first.Next = 1, now.Add(2*time.Hour)
-	if err := d.PutNotice(t.Context(), first); err != nil {
-		t.Fatal(err)
-	}
-	if all, err = d.Notices(t.Context(), 10); err != nil || all[0].URL != "http://late" || all[1].Attempts != 1 {
-		t.Errorf("after a delay: %+v, %v", all, err)
-	}
-	for range 2 {
-		if err := d.DeleteNotice(t.Context(), first.ID); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if all, err = d.Notices(t.Context(), 10); err != nil || len(all) != 1 {
-		t.Errorf("after one went: %+v, %v", all, err)
 	}
 }
 
@@ -219,8 +190,5 @@ func TestLabFixture(t *testing.T) {
 	}
 	if experiments, err := d.Experiments(ctx, p.ID); err != nil || len(experiments) != 1 {
 		t.Errorf("experiments %+v, %v", experiments, err)
-	}
-	if notices, err := d.Notices(ctx, 1); err != nil || len(notices) != 1 || notices[0].ID != 1 {
-		t.Errorf("notices %+v, %v", notices, err)
 	}
 }

@@ -27,7 +27,8 @@ const (
 	sqlPruneNoise  = `DELETE FROM events WHERE seq IN (
 		SELECT seq FROM events WHERE type GLOB 'net.*' AND sandbox IN (
 			SELECT sandbox FROM events WHERE sandbox <> '' GROUP BY sandbox HAVING count(*) > ?1)
-		ORDER BY seq LIMIT ?2)`
+		ORDER BY seq LIMIT ?2) RETURNING seq`
+	sqlNotePruned  = `UPDATE events_pruned SET upto = max(upto, ?1, coalesce((SELECT min(seq) - 1 FROM events), 0))`
 	sqlPruneEvents = `DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)`
 )
 
@@ -237,14 +238,24 @@ func (t *tx) pruneEvents(keep int) error {
 	if err != nil {
 		return err
 	}
-	noise, err := t.exec(sqlPruneNoise, keep/noisyShare, over)
+	noise, err := t.all(sqlPruneNoise, keep/noisyShare, over)
 	if err != nil {
 		return err
 	}
-	gone, err := noise.RowsAffected()
-	if err != nil || int(gone) >= over {
-		return err
+	var upto int64
+	for _, r := range noise {
+		var seq int64
+		if err := r.Scan(&seq); err != nil {
+			return err
+		}
+		upto = max(upto, seq)
 	}
-	_, err = t.exec(sqlPruneEvents, over-int(gone))
+	if len(noise) < over {
+		if _, err := t.exec(sqlPruneEvents, over-len(noise)); err != nil {
+			return err
+		}
+		upto = max(upto, int64(last)) // where none is left
+	}
+	_, err = t.exec(sqlNotePruned, upto)
 	return err
 }

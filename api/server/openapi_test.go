@@ -37,6 +37,8 @@ var routes = []string{
 	"POST /v1/images/build", "GET /v1/build-cache", "DELETE /v1/build-cache",
 	"GET /v1/volumes", "POST /v1/volumes", "GET /v1/volumes/{name}", "PATCH /v1/volumes/{name}", "DELETE /v1/volumes/{name}",
 	"GET /v1/secrets", "PUT /v1/secrets/{name}", "DELETE /v1/secrets/{name}",
+	"GET /v1/webhooks", "POST /v1/webhooks", "GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}",
+	"POST /v1/webhooks/{webhook}/test", "GET /v1/webhooks/{webhook}/dead", "POST /v1/webhooks/{webhook}/dead/retry",
 	"POST /v1/sandboxes/{ref}/ports", "GET /v1/sandboxes/{ref}/ports", "GET /v1/ports", "DELETE /v1/ports/{id}",
 	"PUT /v1/sandboxes/{ref}/port-token", "DELETE /v1/sandboxes/{ref}/port-token", "GET /v1/sandboxes/{ref}/ports/{port}/connect",
 	"POST /v1/images/pull", "POST /v1/images/push", "POST /v1/images/export", "POST /v1/images/tag", "POST /v1/images/prune",

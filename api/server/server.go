@@ -85,6 +85,7 @@ func (s *server) routes() {
 	s.buildRoutes()
 	s.volumeRoutes()
 	s.secretRoutes()
+	s.webhookRoutes()
 	s.networkRoutes()
 	s.portRoutes()
 	s.eventRoutes()

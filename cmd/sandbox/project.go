@@ -70,10 +70,10 @@ func (f *settingFlags) change(cmd *cobra.Command, now project.Settings) (project
 		ch.Cron = &f.cron
 	}
 	if given("webhook") {
-		hooks := []project.Webhook{}
+		hooks := []project.Hook{}
 		for _, u := range f.webhooks {
 			if u != "" {
-				hooks = append(hooks, project.Webhook{URL: u, Secret: f.secret, Events: f.events})
+				hooks = append(hooks, project.Hook{URL: u, Secret: f.secret, Events: f.events})
 			}
 		}
 		ch.Webhooks = &hooks

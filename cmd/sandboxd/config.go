@@ -52,6 +52,8 @@ type config struct {
 
 	Lab        labConfig        `yaml:"lab"`
 	Production productionConfig `yaml:"production"`
+
+	Webhooks webhookConfig `yaml:"webhooks"`
 }
 
 type volumeConfig struct {
@@ -178,6 +180,7 @@ func builtinConfig() config {
 		Defaults:   limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
 		Lab:        labConfig{Window: duration(10 * time.Minute)},
 		Production: builtinProduction(),
+		Webhooks:   webhookConfig{GiveUp: duration(24 * time.Hour), Refusals: 10},
 	}
 }
 
@@ -265,6 +268,7 @@ func (c config) check() error {
 		bad("default_limits: %w", err)
 	}
 	errs = append(errs, c.checkLab()...)
+	errs = append(errs, c.Webhooks.check()...)
 	if err := sandbox.ValidateImageName(c.Image); err != nil {
 		bad("default_image: %w", err)
 	}

@@ -33,6 +33,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
+	"github.com/sandboxd/sandboxd/webhook"
 )
 
 // The fits of the packages that must not know each other.
@@ -56,6 +57,7 @@ type service struct {
 	doctor  *doctor
 	builder *build.Builder
 	ingress *ingress.Ingress
+	hooks   *webhook.Desk
 }
 
 // Sandbox is what people see of a sandbox: its counters are those of now.
@@ -98,6 +100,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
+	hooks, err := openWebhooks(ctx, c, parts.db, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, hooks.close(ctx)) }()
 	defer in.Close()
 	if err := startIngress(ctx, c, in, log); err != nil {
 		return err
@@ -111,7 +118,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	handler := server.New(server.Config{
-		Manager: &service{m, newDoctor(c, parts), builder, in}, Log: log, Version: version, Lab: projects, Production: both.view,
+		Manager: &service{m, newDoctor(c, parts), builder, in, hooks.Desk}, Log: log, Version: version, Lab: projects, Production: both.view,
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)

@@ -39,6 +39,7 @@ var mayImport = map[string][]string{
 	"project":               {"cost", "sandbox"},
 	"lab":                   {"cost", "project", "sandbox"},
 	"state":                 {"cost", "project", "sandbox"},
+	"webhook":               {"sandbox"},
 	"sandbox":               {},
 	"integration":           {"api/client", "cost", "project", "sandbox", "internal/testenv"},
 	"bench":                 {"api/client", "api", "sandbox", "internal/linux", "bench/peer", "bench/report"},
@@ -66,6 +67,7 @@ var testsAlso = map[string][]string{
 	"runtime":       {"build"}, // that both use the same words
 	"runtime/guest": {"internal/seccomp"},
 	"image":         {"image/imagetest"},
+	"webhook":       {"state"},                                                    // as with the lab
 	"lab":           {"state"},                                                    // that a crash loses nothing is seen with real rows
 	"integration":   {"api", "api/server/servertest", "image/imagetest", "state"}, // the bad inputs that server is tested with
 }

@@ -22,6 +22,7 @@ type Memory struct {
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
 	secrets   []sandbox.Secret
+	webhooks  []sandbox.Webhook
 	schedules []sandbox.Schedule
 	ports     []sandbox.Port
 	entries   []cost.Posted
