@@ -304,7 +304,7 @@ func TestLogIsFoldedInTheBackground(t *testing.T) {
 	sb := create(t, d, "")
 	write := func() {
 		t.Helper()
-		if err := d.Update(t.Context(), sb.ID, Change{LastOutput: make([]byte, 4096)}); err != nil {
+		if err := d.Update(t.Context(), sb.ID, Change{LastOutput: make([]byte, 32<<10)}); err != nil {
 			t.Fatal(err)
 		}
 	}
