@@ -5,6 +5,7 @@ import "github.com/sandboxd/sandboxd/sandbox"
 // SnapshotList is the answer to a listing of snapshots, newest first.
 type SnapshotList struct {
 	Items []sandbox.Snapshot `json:"items"`
+	Next  string             `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
 // ForkList is what a fork made, in the order of the names.

@@ -59,6 +59,7 @@ type SandboxList struct {
 // ProcessList lists the processes of a sandbox, oldest first.
 type ProcessList struct {
 	Items []sandbox.Process `json:"items"`
+	Next  string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
 // EventList is one page of events, oldest first.
@@ -70,11 +71,13 @@ type EventList struct {
 // ImageList lists the images.
 type ImageList struct {
 	Items []sandbox.Image `json:"items"`
+	Next  string          `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
 // VolumeList lists the volumes, by name.
 type VolumeList struct {
 	Items []sandbox.Volume `json:"items"`
+	Next  string           `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
 // SecretList lists the secrets by name, without their values.

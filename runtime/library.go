@@ -229,10 +229,22 @@ func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, act
 	if err != nil {
 		return out, err
 	}
+	used := map[string]bool{} // of a dry run: what the store would refuse
+	if req.DryRun {
+		if used, err = m.imagesInUse(ctx); err != nil {
+			return out, err
+		}
+	}
 	var gone []sandbox.Image
 	for _, img := range all {
 		if !prunable(img, req, m.cfg.DefaultImage) ||
 			slices.ContainsFunc(snapshots, func(s sandbox.Snapshot) bool { return s.Image.Name == img.Name && s.Image.Digest == img.Digest }) {
+			continue
+		}
+		if req.DryRun {
+			if !used[img.Name] {
+				out.Images = append(out.Images, img.Name)
+			}
 			continue
 		}
 		if err := m.state.DeleteImage(ctx, img.Name); err != nil {
@@ -245,9 +257,29 @@ func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, act
 		gone = append(gone, img)
 		m.record(context.WithoutCancel(ctx), sandbox.Event{Type: "image.removed", Actor: actor, Data: map[string]string{"image": img.Name}})
 	}
+	if req.DryRun {
+		return out, nil
+	}
 	out.FreedBytes, err = m.freed(ctx, gone)
 	m.collectSoon()
 	return out, err
+}
+
+// imagesInUse returns the names of the images that living sandboxes have.
+func (m *Manager) imagesInUse(ctx context.Context) (map[string]bool, error) {
+	used := map[string]bool{}
+	for f := (sandbox.Filter{Limit: sandbox.MaxPage}); ; {
+		page, err := m.List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		for _, sb := range page.Items {
+			used[sb.Spec.Image] = true
+		}
+		if f.Cursor = page.Next; f.Cursor == "" {
+			return used, nil
+		}
+	}
 }
 
 func prunable(img sandbox.Image, req sandbox.PruneRequest, keep string) bool {

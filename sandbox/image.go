@@ -201,8 +201,9 @@ const (
 
 // PruneRequest asks to remove images that nothing uses.
 type PruneRequest struct {
-	All   bool  `json:"all,omitempty" doc:"Also images that cannot be pulled again: imported and built ones."`
-	Until int64 `json:"until_seconds,omitempty" minimum:"0" doc:"Only those that are older than this."`
+	All    bool  `json:"all,omitempty" doc:"Also images that cannot be pulled again: imported and built ones."`
+	DryRun bool  `json:"dry_run,omitempty" doc:"Remove nothing: tell which it would be; freed_bytes is not worked out then."`
+	Until  int64 `json:"until_seconds,omitempty" minimum:"0" doc:"Only those that are older than this."`
 }
 
 // Pruned is the outcome of removing images.

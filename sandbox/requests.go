@@ -17,6 +17,7 @@ type CreateRequest struct {
 type Filter struct {
 	Statuses []Status          // any of these; empty means all that All permits
 	Labels   map[string]string // every one must match
+	Unlike   map[string]string // none may match; one that lacks the label does not
 	Name     string            // exactly this name; empty means any
 	All      bool              // ended ones too
 	Cursor   string            // Page.Next of the page before; empty means the first

@@ -216,6 +216,10 @@ func planList(f sandbox.Filter) (query string, args []any, limit int, err error)
 		where = append(where, `name = ?`)
 		args = append(args, f.Name)
 	}
+	for k, v := range f.Unlike {
+		where = append(where, `NOT EXISTS (SELECT 1 FROM json_each(spec, '$.labels') WHERE key = ? AND value = ?)`)
+		args = append(args, k, v)
+	}
 	for k, v := range f.Labels {
 		where = append(where, `EXISTS (SELECT 1 FROM json_each(spec, '$.labels') WHERE key = ? AND value = ?)`)
 		args = append(args, k, v)

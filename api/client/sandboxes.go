@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -42,28 +43,45 @@ func (c *Client) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, erro
 
 // List returns one page.
 func (c *Client) List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error) {
-	q := url.Values{}
-	statuses := ""
-	for i, s := range f.Statuses {
-		if i > 0 {
-			statuses += ","
-		}
-		statuses += string(s)
-	}
-	set(q, "status", statuses)
-	for k, v := range f.Labels {
-		q.Add("label", k+"="+v)
-	}
-	set(q, "name", f.Name)
-	if f.All {
-		q.Set("all", "true")
-	}
+	q := filterQuery(f)
 	set(q, "cursor", f.Cursor)
 	if f.Limit > 0 {
 		q.Set("limit", strconv.Itoa(f.Limit))
 	}
 	list, err := get[api.SandboxList](ctx, c, path("sandboxes"), q)
 	return sandbox.Page{Items: list.Items, Next: list.Next}, err
+}
+
+// filterQuery writes down what a filter chooses.
+func filterQuery(f sandbox.Filter) url.Values {
+	q := url.Values{}
+	words := make([]string, len(f.Statuses))
+	for i, s := range f.Statuses {
+		words[i] = string(s)
+	}
+	set(q, "status", strings.Join(words, ","))
+	for k, v := range f.Labels {
+		q.Add("label", k+"="+v)
+	}
+	for k, v := range f.Unlike {
+		q.Add("label", k+"!="+v)
+	}
+	set(q, "name", f.Name)
+	if f.All {
+		q.Set("all", "true")
+	}
+	return q
+}
+
+// Bulk does pause, resume, stop, start or remove with all that f chooses by
+// labels, status and name, each by itself; with a dry run it tells which these
+// are. A filter that chooses nothing in particular is ErrInvalid: set All.
+func (c *Client) Bulk(ctx context.Context, verb string, f sandbox.Filter, dryRun bool) (api.BulkResult, error) {
+	q := filterQuery(f)
+	if dryRun {
+		q.Set("dry_run", "true")
+	}
+	return ask[api.BulkResult](ctx, c, call{method: http.MethodPost, path: path("sandboxes:" + verb), query: q})
 }
 
 // All goes through every page.

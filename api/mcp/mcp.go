@@ -59,8 +59,8 @@ const instructions = `Sandboxes are isolated Linux machines: own files, processe
 // schemas are the same for every server: they are worked out once.
 var schemas = sdk.NewSchemaCache()
 
-// newServer makes the tools of one daemon; with a request, they act in its name
-// and end with it.
+// newServer makes the tools of one daemon. They act in the name of the request
+// whose context is given, and end with it.
 func newServer(request context.Context, cfg Config) *sdk.Server {
 	s := sdk.NewServer(&sdk.Implementation{Name: "sandboxd", Title: "Sandboxes", Version: cfg.Version}, &sdk.ServerOptions{
 		Instructions: instructions, Logger: cfg.Log, SchemaCache: schemas,
@@ -78,7 +78,7 @@ func newServer(request context.Context, cfg Config) *sdk.Server {
 // Serve speaks with one client over a pair of streams, a message a line, until
 // the client closes its end or ctx ends.
 func Serve(ctx context.Context, cfg Config, in io.ReadCloser, out io.WriteCloser) error {
-	err := newServer(nil, cfg).Run(ctx, &sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: maxMessage})
+	err := newServer(ctx, cfg).Run(ctx, &sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: maxMessage})
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serving MCP over stdio: %w", err)
 	}
@@ -122,9 +122,6 @@ func (a acting) Value(key any) any {
 // begin returns the context of one call.
 func (t *tools) begin(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	if t.request == nil {
-		return ctx, cancel
-	}
 	stop := context.AfterFunc(t.request, cancel)
 	return acting{ctx, t.request}, func() { stop(); cancel() }
 }

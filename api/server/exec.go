@@ -18,7 +18,8 @@ import (
 type (
 	execInput struct {
 		Target
-		Body api.ExecRequest
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it streams the output of what the first started, from the beginning, whose input stays that of the first."`
+		Body           api.ExecRequest
 	}
 	runInput struct {
 		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it is a conflict. POST /v1/sandboxes with the key and the same sandbox tells which one the first made."`
@@ -45,6 +46,10 @@ func (s *server) execRoutes() {
 			return nil, err
 		}
 		return s.streamed(ctx, in.Body, func(ctx context.Context, spec sandbox.ProcessSpec) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+			if in.IdempotencyKey != "" {
+				p, err := s.execOnce(ctx, in.Ref, in.IdempotencyKey, spec)
+				return nil, p, err
+			}
 			p, err := s.m.Exec(ctx, in.Ref, spec)
 			return nil, p, err
 		})

@@ -24,9 +24,13 @@ func (s *server) imageRoutes() {
 	register(s, huma.Operation{
 		OperationID: "list-images", Method: http.MethodGet, Path: "/v1/images",
 		Summary: "List the images", Tags: []string{"images"},
-	}, func(ctx context.Context, _ *empty) (*result[api.ImageList], error) {
+	}, func(ctx context.Context, in *PageInput) (*result[api.ImageList], error) {
 		images, err := s.m.Images(ctx)
-		return wrap(api.ImageList{Items: orEmpty(images)}, err)
+		if err != nil {
+			return nil, err
+		}
+		items, next, err := pageOf(*in, images, func(i sandbox.Image) string { return i.Name })
+		return wrap(api.ImageList{Items: items, Next: next}, err)
 	})
 	register(s, huma.Operation{
 		OperationID: "import-image", Method: http.MethodPost, Path: "/v1/images", DefaultStatus: http.StatusCreated,

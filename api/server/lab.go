@@ -68,6 +68,7 @@ type (
 	}
 	killInput struct {
 		ProjectTarget
+		DryInput
 		Body api.KillRequest
 	}
 	deployInput struct {
@@ -157,6 +158,10 @@ func (s *server) projectRoutes() {
 		})
 	register(s, labOp("kill-project", http.MethodPost, "/v1/projects/{project}/kill", "End a project; its record stays", 0),
 		func(ctx context.Context, in *killInput) (*result[project.Project], error) {
+			if in.DryRun {
+				v, err := s.lab.View(ctx, in.Project)
+				return wrap(v.Project, err)
+			}
 			return wrap(s.lab.KillProject(ctx, in.Project, in.Body.DeleteWorkspace, actorOf(ctx)))
 		})
 	register(s, labOp("remove-project", http.MethodDelete, "/v1/projects/{project}", "Forget a killed project", http.StatusNoContent),

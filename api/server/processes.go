@@ -21,9 +21,14 @@ type (
 		Target
 		PID string `path:"pid" maxLength:"24" pattern:"^p[0-9]+$" patternDescription:"a process id as p1" doc:"Process id, as p1."`
 	}
+	processesInput struct {
+		Target
+		PageInput
+	}
 	startInput struct {
 		Target
-		Body sandbox.ProcessSpec
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key returns the process that the first started."`
+		Body           sandbox.ProcessSpec
 	}
 	signalInput struct {
 		ProcessTarget
@@ -44,9 +49,13 @@ func (s *server) processRoutes() {
 	register(s, huma.Operation{
 		OperationID: "list-processes", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/processes",
 		Summary: "The processes started through the API, ended ones too", Tags: []string{"processes"},
-	}, func(ctx context.Context, in *Target) (*result[api.ProcessList], error) {
+	}, func(ctx context.Context, in *processesInput) (*result[api.ProcessList], error) {
 		procs, err := s.m.Processes(ctx, in.Ref)
-		return wrap(api.ProcessList{Items: orEmpty(procs)}, err)
+		if err != nil {
+			return nil, err
+		}
+		items, next, err := pageOf(in.PageInput, procs, func(p sandbox.Process) string { return string(p.ID) })
+		return wrap(api.ProcessList{Items: items, Next: next}, err)
 	})
 	register(s, huma.Operation{
 		OperationID: "start-process", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/processes", DefaultStatus: http.StatusCreated,
@@ -54,6 +63,9 @@ func (s *server) processRoutes() {
 	}, func(ctx context.Context, in *startInput) (*result[sandbox.Process], error) {
 		if err := in.Body.Validate(); err != nil {
 			return nil, err
+		}
+		if in.IdempotencyKey != "" {
+			return wrap(s.startOnce(ctx, in.Ref, in.IdempotencyKey, in.Body))
 		}
 		return wrap(s.m.StartProcess(ctx, in.Ref, in.Body))
 	})

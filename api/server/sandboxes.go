@@ -23,12 +23,14 @@ type (
 		Body           sandbox.Spec
 	}
 	listInput struct {
-		Status []string `query:"status" maxItems:"8" doc:"Only these statuses, separated by commas."`
-		Label  []string `query:"label,explode" maxItems:"64" doc:"key=value; may be repeated, all must match."`
-		Name   string   `query:"name" maxLength:"63"`
-		All    bool     `query:"all" doc:"Ended ones too."`
-		Cursor string   `query:"cursor" maxLength:"256" doc:"next of the page before."`
-		Limit  int      `query:"limit" minimum:"1" maximum:"1000" doc:"At most this many; 100 when absent."`
+		Selector
+		All    bool   `query:"all" doc:"Ended ones too."`
+		Cursor string `query:"cursor" maxLength:"256" doc:"next of the page before."`
+		Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"At most this many; 100 when absent."`
+	}
+	endInput struct {
+		Target
+		DryInput
 	}
 	// result is a response with a JSON body.
 	result[T any] struct{ Body T }
@@ -53,7 +55,10 @@ func (s *server) sandboxRoutes() {
 	register(s, huma.Operation{
 		OperationID: "remove-sandbox", Method: http.MethodDelete, Path: "/v1/sandboxes/{ref}",
 		Summary: "End a sandbox and delete its files; its record stays", Tags: []string{"sandboxes"},
-	}, func(ctx context.Context, in *Target) (*result[sandbox.Sandbox], error) {
+	}, func(ctx context.Context, in *endInput) (*result[sandbox.Sandbox], error) {
+		if in.DryRun {
+			return wrap(s.m.Sandbox(ctx, in.Ref))
+		}
 		return wrap(s.m.Remove(ctx, in.Ref, actorOf(ctx)))
 	})
 	for _, move := range []struct {
@@ -96,24 +101,11 @@ func (s *server) create(ctx context.Context, in *createInput) (*result[sandbox.S
 }
 
 func (s *server) list(ctx context.Context, in *listInput) (*result[api.SandboxList], error) {
-	f := sandbox.Filter{Name: in.Name, All: in.All, Cursor: in.Cursor, Limit: in.Limit}
-	for _, word := range in.Status {
-		status := sandbox.Status(word)
-		if !status.Valid() {
-			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_status", "status %.40q: use %s", word, statusWords())
-		}
-		f.Statuses = append(f.Statuses, status)
+	f, err := in.filter()
+	if err != nil {
+		return nil, err
 	}
-	for _, label := range in.Label {
-		key, value, ok := strings.Cut(label, "=")
-		if !ok || key == "" {
-			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_label", "label %.80q: use key=value", label)
-		}
-		if f.Labels == nil {
-			f.Labels = map[string]string{}
-		}
-		f.Labels[key] = value
-	}
+	f.All, f.Cursor, f.Limit = in.All, in.Cursor, in.Limit
 	page, err := s.m.List(ctx, f)
 	if err != nil {
 		return nil, err

@@ -33,6 +33,9 @@ type server struct {
 	log     *slog.Logger
 	version string
 	huma    huma.API
+
+	keys         once       // of commands with an idempotency key
+	provisioning sync.Mutex // held while a developer sandbox is looked for and made
 }
 
 // New returns the handler of the whole API. It starts nothing; Serve does.
@@ -60,6 +63,7 @@ func New(cfg Config) http.Handler {
 	})
 	s.routes()
 	mux.Handle(mcpPath, s.mcp())
+	mux.Handle("GET "+docsPath, s.docs())
 	mux.HandleFunc("/", s.noRoute(mux))
 	if cfg.Lab != nil {
 		mux.Handle(api.PathProduction+"/", http.StripPrefix(api.PathProduction, s.production(cfg)))
@@ -74,6 +78,8 @@ func (s *server) routes() {
 	s.costRoutes()
 	s.budgetRoutes()
 	s.sandboxRoutes()
+	s.bulkRoutes()
+	s.developerRoutes()
 	s.snapshotRoutes()
 	s.networkViewRoutes()
 	s.processRoutes()

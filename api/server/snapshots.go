@@ -19,6 +19,7 @@ type (
 	snapshotListInput struct {
 		Sandbox string   `query:"sandbox" maxLength:"63" doc:"Of this sandbox, living or ended, only."`
 		Kind    []string `query:"kind" maxItems:"4" enum:"manual,fork,auto,scheduled" doc:"Only these kinds, separated by commas."`
+		PageInput
 	}
 	forkInput struct {
 		Target
@@ -26,6 +27,7 @@ type (
 	}
 	rollbackInput struct {
 		Target
+		DryInput
 		Body api.RollbackRequest
 	}
 	undoInput struct {
@@ -34,6 +36,7 @@ type (
 	}
 	resetInput struct {
 		Target
+		DryInput
 		Body *api.ResetRequest
 	}
 	snapshotImport struct {
@@ -73,7 +76,11 @@ func (s *server) snapshotRoutes() {
 			kinds = append(kinds, sandbox.SnapshotKind(k))
 		}
 		all, err := s.m.Snapshots(ctx, in.Sandbox, kinds...)
-		return wrap(api.SnapshotList{Items: orEmpty(all)}, err)
+		if err != nil {
+			return nil, err
+		}
+		items, next, err := pageOf(in.PageInput, all, func(sn sandbox.Snapshot) string { return string(sn.ID) })
+		return wrap(api.SnapshotList{Items: items, Next: next}, err)
 	})
 	register(s, huma.Operation{
 		OperationID: "get-snapshot", Method: http.MethodGet, Path: "/v1/snapshots/{ref}", Summary: "One snapshot", Tags: tags,
@@ -83,7 +90,10 @@ func (s *server) snapshotRoutes() {
 	register(s, huma.Operation{
 		OperationID: "remove-snapshot", Method: http.MethodDelete, Path: "/v1/snapshots/{ref}",
 		Summary: "Forget a snapshot; sandboxes made of it stay as they are", Tags: tags,
-	}, func(ctx context.Context, in *Target) (*result[sandbox.Snapshot], error) {
+	}, func(ctx context.Context, in *endInput) (*result[sandbox.Snapshot], error) {
+		if in.DryRun {
+			return wrap(s.m.SnapshotOf(ctx, in.Ref))
+		}
 		return wrap(s.m.RemoveSnapshot(ctx, in.Ref, actorOf(ctx)))
 	})
 	register(s, huma.Operation{
@@ -155,6 +165,12 @@ func (s *server) historyRoutes(tags []string) {
 		OperationID: "rollback-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/rollback", DefaultStatus: http.StatusOK,
 		Summary: "Put a sandbox back on a snapshot's files, in place; its processes are killed", Tags: tags,
 	}, func(ctx context.Context, in *rollbackInput) (*result[sandbox.Sandbox], error) {
+		if in.DryRun {
+			if _, err := s.m.SnapshotOf(ctx, in.Body.Snapshot); err != nil {
+				return nil, err
+			}
+			return wrap(s.m.Sandbox(ctx, in.Ref))
+		}
 		return wrap(s.m.Rollback(ctx, in.Ref, in.Body.Snapshot, actorOf(ctx)))
 	})
 	register(s, huma.Operation{
@@ -167,6 +183,9 @@ func (s *server) historyRoutes(tags []string) {
 		OperationID: "reset-sandbox", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/reset", DefaultStatus: http.StatusOK,
 		Summary: "Give a sandbox its first files again, in place: all, and its processes are killed, or some paths", Tags: tags,
 	}, func(ctx context.Context, in *resetInput) (*result[sandbox.Sandbox], error) {
+		if in.DryRun {
+			return wrap(s.m.Sandbox(ctx, in.Ref))
+		}
 		if in.Body != nil && len(in.Body.Only) > 0 {
 			return wrap(s.m.ResetPaths(ctx, in.Ref, in.Body.Only, actorOf(ctx)))
 		}

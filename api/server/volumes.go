@@ -16,7 +16,11 @@ type VolumeTarget struct {
 }
 
 type (
-	volumeInput       struct{ Body sandbox.VolumeRequest }
+	volumeInput struct{ Body sandbox.VolumeRequest }
+	volumeEnd   struct {
+		VolumeTarget
+		DryInput
+	}
 	volumeChangeInput struct {
 		VolumeTarget
 		Body sandbox.VolumeChange
@@ -38,9 +42,13 @@ func (s *server) volumeRoutes() {
 	register(s, huma.Operation{
 		OperationID: "list-volumes", Method: http.MethodGet, Path: "/v1/volumes",
 		Summary: "List the volumes, by name", Tags: []string{"volumes"},
-	}, func(ctx context.Context, _ *empty) (*result[api.VolumeList], error) {
+	}, func(ctx context.Context, in *PageInput) (*result[api.VolumeList], error) {
 		volumes, err := s.m.Volumes(ctx)
-		return wrap(api.VolumeList{Items: orEmpty(volumes)}, err)
+		if err != nil {
+			return nil, err
+		}
+		items, next, err := pageOf(*in, volumes, func(v sandbox.Volume) string { return v.Name })
+		return wrap(api.VolumeList{Items: items, Next: next}, err)
 	})
 	register(s, huma.Operation{
 		OperationID: "get-volume", Method: http.MethodGet, Path: "/v1/volumes/{name}",
@@ -62,7 +70,14 @@ func (s *server) volumeRoutes() {
 	register(s, huma.Operation{
 		OperationID: "remove-volume", Method: http.MethodDelete, Path: "/v1/volumes/{name}", DefaultStatus: http.StatusNoContent,
 		Summary: "Delete a volume and all it holds", Tags: []string{"volumes"},
-	}, func(ctx context.Context, in *VolumeTarget) (*empty, error) {
+	}, func(ctx context.Context, in *volumeEnd) (*empty, error) {
+		if in.DryRun {
+			v, err := s.m.Volume(ctx, in.Name)
+			if err == nil && len(v.UsedBy) > 0 {
+				err = sandbox.Errorf(sandbox.ErrConflict, "volume_in_use", "volume %s is used by sandbox %s: remove that first", in.Name, v.UsedBy[0])
+			}
+			return nil, err
+		}
 		return nil, s.m.RemoveVolume(ctx, in.Name, actorOf(ctx))
 	})
 }

@@ -325,7 +325,7 @@ func (c *cli) imageTagCmd() *cobra.Command {
 }
 
 func (c *cli) imagePruneCmd() *cobra.Command {
-	var all bool
+	var all, dry bool
 	var until time.Duration
 	cmd := &cobra.Command{
 		Use:   "prune [flags]",
@@ -341,7 +341,7 @@ stands on stay.`,
 			if err != nil {
 				return err
 			}
-			out, err := cl.PruneImages(cmd.Context(), sandbox.PruneRequest{All: all, Until: seconds(until)})
+			out, err := cl.PruneImages(cmd.Context(), sandbox.PruneRequest{All: all, DryRun: dry, Until: seconds(until)})
 			if err != nil {
 				return err
 			}
@@ -351,11 +351,15 @@ stands on stay.`,
 						return err
 					}
 				}
+				if dry {
+					return line(w, fmt.Sprintf("%d images would be removed", len(out.Images)))
+				}
 				return line(w, fmt.Sprintf("%d images removed, %s freed", len(out.Images), size(out.FreedBytes)))
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "imported and built images too, which no registry has")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "remove nothing, tell which it would be")
 	cmd.Flags().DurationVar(&until, "until", 0, "only images older than this, as 720h")
 	return cmd
 }

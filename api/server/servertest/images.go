@@ -127,6 +127,9 @@ func (m *Memory) PruneImages(_ context.Context, req sandbox.PruneRequest, _ stri
 			return false
 		}
 		out.Images = append(out.Images, i.Name)
+		if req.DryRun {
+			return false
+		}
 		out.FreedBytes += i.SizeBytes
 		return true
 	})

@@ -207,6 +207,11 @@ func matches(sb sandbox.Sandbox, f sandbox.Filter) bool {
 	if len(f.Statuses) == 0 && !f.All && sb.Status.Terminal() {
 		return false
 	}
+	for k, v := range f.Unlike {
+		if got, ok := sb.Spec.Labels[k]; ok && got == v {
+			return false
+		}
+	}
 	for k, v := range f.Labels {
 		if sb.Spec.Labels[k] != v {
 			return false
