@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -85,9 +86,10 @@ func (s *Store) buildUpperLayer(layer string, fill func(tree string) (upperInfo,
 	return unix.Renameat2(unix.AT_FDCWD, s.vol.path(stage), unix.AT_FDCWD, s.vol.path(to), unix.RENAME_NOREPLACE)
 }
 
-// copyWorkers copy directories at the same time: more than there are
-// processors, for a clone first waits until the file's data is on disk.
-const copyWorkers = 4
+// copyWorkers is how many copy directories at the same time: more than there
+// are processors where these are few, for a clone first waits until the file's
+// data is on disk.
+func copyWorkers() int { return min(max(4, runtime.GOMAXPROCS(0)), 16) }
 
 // copyTree copies a tree into an empty directory of the same filesystem.
 func (s *Store) copyTree(ctx context.Context, from, to string) (upperInfo, error) {
@@ -102,7 +104,7 @@ func (c *copier) tree(from, to string) (upperInfo, error) {
 	c.open.Add(1)
 	c.push(copyDir{open: top})
 	var done sync.WaitGroup
-	for range copyWorkers {
+	for range copyWorkers() {
 		done.Go(func() { c.fail(onCopyThread(c.work)) })
 	}
 	done.Wait()
@@ -124,15 +126,17 @@ func onCopyThread(fn func() error) error {
 	})
 }
 
-// copier copies trees of one filesystem. Directories wait in todo, the newest
-// first, until a worker takes one: it copies what is in it and adds the
-// directories in it to todo. So no more than a few are open at a time.
+// copier copies trees of one filesystem. Directories wait in its queue until a
+// worker takes one: it copies what is in it and leaves the directories in it
+// to the queue.
 type copier struct {
+	*treeQueue[copyDir]
+
 	ctx     context.Context //nolint:containedctx // lives as long as one copy
 	vol     *os.File
 	bytes   atomic.Int64
 	files   atomic.Int64
-	open    atomic.Int32 // directories in todo that are open
+	open    atomic.Int32 // directories in the queue that are open
 	noClone atomic.Bool  // the filesystem cannot share blocks
 
 	count   *maphash.Seed // add names up,
@@ -143,13 +147,6 @@ type copier struct {
 		sync.Mutex
 		made map[linkKey]*copiedLink
 	}
-
-	mu   sync.Mutex // guards the rest
-	more *sync.Cond // todo, busy or err changed
-	todo []copyDir
-	busy int // workers that have something,
-	idle int // and that wait for it
-	err  error
 }
 
 // linkKey names a file with several names: its inode and, where several trees
@@ -216,90 +213,20 @@ func openSub(dir int, name string) func() (int, error) {
 	}
 }
 
-// copyOpen is how many directories in todo may be open.
+// copyOpen is how many directories in a queue may be open.
 const copyOpen = 256
 
 func newCopier(ctx context.Context, vol *os.File) *copier {
-	c := &copier{ctx: ctx, vol: vol}
-	c.more = sync.NewCond(&c.mu)
+	c := &copier{treeQueue: newTreeQueue[copyDir](), ctx: ctx, vol: vol}
 	c.links.made = map[linkKey]*copiedLink{}
 	return c
-}
-
-func (c *copier) push(d copyDir) {
-	c.mu.Lock()
-	c.todo = append(c.todo, d)
-	c.mu.Unlock()
-	c.more.Signal()
-}
-
-// pop waits for a directory to copy; false when there will be none.
-func (c *copier) pop() (copyDir, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.err == nil && len(c.todo) == 0 && c.busy > 0 {
-		c.idle++
-		c.more.Wait()
-		c.idle--
-	}
-	if c.err != nil || len(c.todo) == 0 {
-		return copyDir{}, false
-	}
-	last := len(c.todo) - 1
-	d := c.todo[last]
-	c.todo = c.todo[:last]
-	c.busy++
-	return d, true
-}
-
-func (c *copier) done() {
-	c.mu.Lock()
-	c.busy--
-	last := c.busy == 0
-	c.mu.Unlock()
-	if last { // and nothing to do, or pop would take it: the end
-		c.more.Broadcast()
-	}
-}
-
-// fail keeps the first error, which ends the work of all.
-func (c *copier) fail(err error) {
-	if err == nil {
-		return
-	}
-	c.mu.Lock()
-	if c.err == nil {
-		c.err = err
-	}
-	c.mu.Unlock()
-	c.more.Broadcast()
-}
-
-// starved reports whether a worker has nothing to do.
-func (c *copier) starved() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.idle > 0 && len(c.todo) == 0
-}
-
-func (c *copier) failed() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err != nil
 }
 
 // work copies directories until there are no more.
 func (c *copier) work() error {
 	w := &copyWorker{copier: c}
-	for {
-		d, ok := c.pop()
-		if !ok {
-			return nil
-		}
-		err := w.take(d)
-		c.fail(err)
-		c.done()
-	}
+	c.each(w.take)
+	return nil
 }
 
 // copyPart is how many entries of a directory are a worker's at a time.

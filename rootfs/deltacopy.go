@@ -15,7 +15,7 @@ func (c *copier) delta(from, to string, plan *deltaDir) (upperInfo, error) {
 	err := d.makeDirs(from, to, plan)
 	if err == nil {
 		var done sync.WaitGroup
-		for range min(copyWorkers, len(d.parts)) {
+		for range min(copyWorkers(), len(d.parts)) {
 			done.Go(func() { c.fail(onCopyThread(d.run)) })
 		}
 		done.Wait()

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"hash/maphash"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -77,37 +80,49 @@ func nameSum(seed maphash.Seed, dir uint64, name string, kind uint8) uint64 {
 // look gives account of the upper at path. begin is when this began: whatever
 // is changed from then on will be seen to be.
 func (s *Store) look(ctx context.Context, path string, begin time.Time) (*seen, error) {
-	l := &looker{ctx: ctx, vol: s.vol.root, before: begin.Add(-coarseClock).UnixNano(), seen: &seen{seed: maphash.MakeSeed()}}
+	l := &looker{
+		treeQueue: newTreeQueue[lookDir](), ctx: ctx, vol: s.vol.root,
+		before: begin.Add(-coarseClock).UnixNano(), seed: maphash.MakeSeed(),
+	}
 	fd, err := openSub(unix.AT_FDCWD, path)()
 	if err != nil {
 		return nil, err
 	}
-	l.todo = []lookDir{{of: &l.seen.root, fd: fd}}
-	for len(l.todo) > 0 && err == nil {
-		last := len(l.todo) - 1
-		d := l.todo[last]
-		l.todo = l.todo[:last]
-		err = l.dir(d)
+	seen := &seen{seed: l.seed}
+	l.open.Add(1)
+	l.push(lookDir{of: &seen.root, fd: fd})
+	var done sync.WaitGroup
+	for range min(copyWorkers(), runtime.GOMAXPROCS(0)) {
+		done.Go(func() {
+			var reader dirReader
+			l.each(func(d lookDir) error { return l.dir(d, &reader) })
+		})
 	}
+	done.Wait()
 	for _, d := range l.todo { // after an error
 		if d.fd >= 0 {
 			_ = unix.Close(d.fd)
 		}
 	}
-	if err != nil {
-		return nil, err
+	if l.err != nil {
+		return nil, l.err
 	}
-	return l.seen, nil
+	seen.files, seen.names = int(l.files.Load()), l.names.Load()
+	return seen, nil
 }
 
+// looker looks into directories; several workers do. What they find, each
+// notes in the directory it has.
 type looker struct {
+	*treeQueue[lookDir]
+
 	ctx    context.Context //nolint:containedctx // lives as long as one look
 	vol    *os.File
 	before int64
-	seen   *seen
-	reader dirReader
-	todo   []lookDir
-	open   int
+	seed   maphash.Seed
+	files  atomic.Int64
+	names  atomic.Uint64
+	open   atomic.Int32 // directories in the queue that are open
 }
 
 // lookDir is a directory still to be looked into: open, or, if there are very
@@ -119,22 +134,19 @@ type lookDir struct {
 	depth int
 }
 
-func (l *looker) dir(d lookDir) error {
-	if err := l.ctx.Err(); err != nil {
-		if d.fd >= 0 {
-			_ = unix.Close(d.fd)
-		}
-		return err
-	}
+func (l *looker) dir(d lookDir, reader *dirReader) error {
 	if d.fd < 0 {
 		var err error
 		if d.fd, err = d.at.open(l.vol, openDirFlags); err != nil {
 			return err
 		}
 	} else {
-		l.open--
+		l.open.Add(-1)
 	}
 	defer unix.Close(d.fd)
+	if err := l.ctx.Err(); err != nil {
+		return err
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(d.fd, &st); err != nil {
 		return os.NewSyscallError("fstat", err)
@@ -145,7 +157,7 @@ func (l *looker) dir(d lookDir) error {
 	if err := d.of.dir.marks(d.fd); err != nil {
 		return err
 	}
-	if err := l.files(d.fd, d.of); err != nil {
+	if err := l.entries(d, reader); err != nil {
 		return err
 	}
 	return l.below(d)
@@ -175,17 +187,18 @@ func (l *looker) note(f *seenFile, st *unix.Stat_t) {
 	}
 }
 
-// files notes what is in a directory; of directories, the names.
-func (l *looker) files(fd int, of *seenFile) error {
-	d := of.dir
-	err := l.reader.each(fd, func(e dirent) error {
+// entries notes what is in a directory; of directories, the names.
+func (l *looker) entries(d lookDir, reader *dirReader) error {
+	dir := d.of.dir
+	var names uint64
+	err := reader.each(d.fd, func(e dirent) error {
 		if e.kind == unix.DT_SOCK {
 			return nil
 		}
 		f := seenFile{name: e.name, mode: unix.S_IFDIR}
 		if e.kind != unix.DT_DIR {
 			var st unix.Stat_t
-			if err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			if err := unix.Fstatat(d.fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 				return &os.PathError{Op: "stat", Path: e.name, Err: err}
 			}
 			if st.Mode&unix.S_IFMT == unix.S_IFSOCK {
@@ -193,14 +206,15 @@ func (l *looker) files(fd int, of *seenFile) error {
 			}
 			l.note(&f, &st)
 		}
-		if l.seen.files++; l.seen.files > maxSeenFiles {
+		if l.files.Add(1) > maxSeenFiles {
 			return errUnseen
 		}
-		l.seen.names += nameSum(l.seen.seed, of.ino, e.name, f.kind())
-		d.files = append(d.files, f)
+		names += nameSum(l.seed, d.of.ino, e.name, f.kind())
+		dir.files = append(dir.files, f)
 		return nil
 	})
-	slices.SortFunc(d.files, func(a, b seenFile) int { return strings.Compare(a.name, b.name) })
+	l.names.Add(names)
+	slices.SortFunc(dir.files, func(a, b seenFile) int { return strings.Compare(a.name, b.name) })
 	return err
 }
 
@@ -216,9 +230,9 @@ func (l *looker) below(d lookDir) error {
 		}
 		sub := lookDir{of: f, fd: -1, depth: d.depth + 1}
 		var err error
-		if l.open < copyOpen {
+		if l.open.Load() < copyOpen {
 			if sub.fd, err = openSub(d.fd, f.name)(); err == nil {
-				l.open++
+				l.open.Add(1)
 			}
 		} else {
 			sub.at, err = handleAt(d.fd, f.name)
@@ -226,7 +240,7 @@ func (l *looker) below(d lookDir) error {
 		if err != nil {
 			return err
 		}
-		l.todo = append(l.todo, sub)
+		l.push(sub)
 	}
 	return nil
 }
