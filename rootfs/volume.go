@@ -241,13 +241,15 @@ func probeImage(path string) error {
 	return err
 }
 
-// mkfs makes an XFS with reflinks in a file.
+// mkfs makes an XFS with reflinks in a file. Without reverse mapping, which
+// newer versions of the program turn on: it is of use to repairs, and every
+// clone would have one tree more to change.
 func mkfs(ctx context.Context, path string) error {
 	bin, err := exec.LookPath("mkfs.xfs")
 	if err != nil {
 		return fmt.Errorf("%w: install xfsprogs", err)
 	}
-	out, err := exec.CommandContext(ctx, bin, "-q", "-f", "-K", "-m", "reflink=1,crc=1", path).CombinedOutput()
+	out, err := exec.CommandContext(ctx, bin, "-q", "-f", "-K", "-m", "reflink=1,crc=1,rmapbt=0", path).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", bin, err, strings.TrimSpace(string(out)))
 	}
