@@ -249,6 +249,31 @@ func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error
 	return f.g.TarIn(ctx, user, path, r)
 }
 
+// Agent returns the file work of an agent.
+func (f *files) Agent(owner string) sandbox.AgentFiles {
+	a := &agentFiles{files: files{g: f.g, b: f.b}}
+	if g, ok := f.g.(sandbox.Agents); ok {
+		a.agent = g.Agent(owner)
+		a.g = a.agent
+	}
+	return a
+}
+
+// agentFiles is files for an agent.
+type agentFiles struct {
+	files
+	agent sandbox.AgentFiles
+}
+
+// SetAttrs adds extended attributes to a file.
+func (a *agentFiles) SetAttrs(ctx context.Context, path string, attrs map[string]string) error {
+	if a.agent == nil {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_attributes", "this sandbox's init sets no attributes: start it anew")
+	}
+	defer a.b.enter()()
+	return a.agent.SetAttrs(ctx, path, attrs)
+}
+
 // leaving ends a call's activity with its stream.
 type leaving struct {
 	io.ReadCloser

@@ -177,6 +177,15 @@ func (a *attached) Next() (sandbox.Output, error) {
 	return out, err
 }
 
+// Feed gives the process input.
+func (a *attached) Feed(ctx context.Context, data []byte, end bool) error {
+	f, ok := a.ProcessIO.(sandbox.Feeder)
+	if !ok {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_feeding", "this sandbox's init takes input on a stream only")
+	}
+	return f.Feed(ctx, data, end)
+}
+
 // Exit tells how the process ended, with the cause only the host knows.
 func (a *attached) Exit() (sandbox.ExitStatus, bool) {
 	e, ok := a.ProcessIO.Exit()

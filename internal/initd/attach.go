@@ -162,6 +162,24 @@ func (rd *ringReader) ended() bool {
 	return r.closed && !rd.gone && rd.pos >= r.end
 }
 
+// input gives a process input outside a stream, and answers once its pipe has
+// taken all: what comes one after the other stays in that order.
+func (s *Server) input(c *conn, a initproto.Input) error {
+	p, err := s.procs.get(a.ID)
+	if err != nil {
+		return err
+	}
+	if len(a.Data) > 0 {
+		if err := p.writeStdin(a.Data); err != nil {
+			return err
+		}
+	}
+	if a.End {
+		p.endStdin()
+	}
+	return c.reply(struct{}{})
+}
+
 // target runs the short operations on one process.
 func (s *Server) target(c *conn, op string, a initproto.Target) error {
 	p, err := s.procs.get(a.ID)

@@ -27,6 +27,8 @@ type fileJob struct {
 	c    *conn
 	args initproto.File
 	acc  account
+	// owner is whom what is made belongs to; nil means whoever makes it.
+	owner *account
 	// as runs f on a thread that has become the user. Every name is
 	// resolved on one; bytes may then move on any.
 	as func(f func() error) error
@@ -38,7 +40,7 @@ var fileOps = map[string]fileOp{
 	initproto.OpStat: (*fileJob).stat, initproto.OpList: (*fileJob).list, initproto.OpRead: (*fileJob).read,
 	initproto.OpWrite: (*fileJob).write, initproto.OpMkdir: (*fileJob).mkdir, initproto.OpMove: (*fileJob).move,
 	initproto.OpRemove: (*fileJob).remove, initproto.OpChmod: (*fileJob).chmod, initproto.OpWatch: (*fileJob).watch,
-	initproto.OpTarOut: (*fileJob).tarOut, initproto.OpTarIn: (*fileJob).tarIn,
+	initproto.OpTarOut: (*fileJob).tarOut, initproto.OpTarIn: (*fileJob).tarIn, initproto.OpSetAttrs: (*fileJob).setAttrs,
 }
 
 // file runs a file operation. A root switch waits for it, having cut its
@@ -54,18 +56,26 @@ func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 	if err != nil {
 		return err
 	}
-	if a.User == "" {
+	switch {
+	case a.Owner != "":
+		a.User = a.Owner
+	case a.User == "":
 		a.User = cfg.User
 	}
 	acc, err := s.users.lookup(a.User)
 	if err != nil {
 		return err
 	}
+	var owner *account
+	if a.Owner != "" && cfg.Capabilities == sandbox.CapabilitiesRoot {
+		user := acc
+		owner, acc = &user, account{name: "root", home: "/root", shell: "/bin/sh"}
+	}
 	if a.Path, err = cleanPath(a.Path); err != nil {
 		return err
 	}
 	profile := cfg.Capabilities
-	return op(&fileJob{c: c, args: a, acc: acc, as: func(f func() error) error { return asUser(acc, &profile, f) }})
+	return op(&fileJob{c: c, args: a, acc: acc, owner: owner, as: func(f func() error) error { return asUser(acc, &profile, f) }})
 }
 
 func cleanPath(p string) (string, error) {
@@ -189,6 +199,9 @@ func describe(fd int, name string, n *names) (sandbox.FileInfo, error) {
 			info.Target = string(buf[:k])
 		}
 	}
+	if n.atLength {
+		tellMore(&info, fd)
+	}
 	return info, nil
 }
 
@@ -209,13 +222,13 @@ func infoOf(st *unix.Stat_t, name string, n *names) sandbox.FileInfo {
 }
 
 // statPath describes what stands at a path, itself a link or not.
-func statPath(name string) (sandbox.FileInfo, error) {
+func (j *fileJob) statPath(name string) (sandbox.FileInfo, error) {
 	fd, err := open(name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return sandbox.FileInfo{}, err
 	}
 	defer unix.Close(fd)
-	n := loadNames()
+	n := j.names()
 	return describe(fd, name, &n)
 }
 
@@ -231,7 +244,7 @@ func (j *fileJob) change(what string, f func() error) error {
 			return err
 		}
 		var err error
-		info, err = statPath(j.args.Path)
+		info, err = j.statPath(j.args.Path)
 		return err
 	})
 	if err != nil {
@@ -254,7 +267,7 @@ func (j *fileJob) list() error {
 			_ = unix.Close(fd)
 			return err
 		}
-		n := loadNames()
+		n := j.names()
 		return listInto(&out, fd, j.args.Path, depth, &n)
 	})
 	if err != nil {
@@ -319,7 +332,7 @@ func sortedNames(f *os.File) ([]string, error) {
 
 func (j *fileJob) mkdir() error {
 	return j.change("making directory", func() error {
-		fd, err := mkdirAll(j.args.Path, orMode(j.args.Mode, 0o755))
+		fd, err := mkdirAll(j.args.Path, orMode(j.args.Mode, 0o755), j.owner)
 		if err == nil {
 			_ = unix.Close(fd)
 		}
@@ -335,8 +348,8 @@ func orMode(mode, otherwise uint32) uint32 {
 }
 
 // mkdirAll opens a directory (O_PATH), making it and its parents; mode is
-// the last one's, where it is made.
-func mkdirAll(name string, mode uint32) (int, error) {
+// the last one's, where it is made. Those made belong to owner.
+func mkdirAll(name string, mode uint32, owner *account) (int, error) {
 	dir, err := open("/", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, err
@@ -349,7 +362,7 @@ func mkdirAll(name string, mode uint32) (int, error) {
 			if i == len(parts)-1 {
 				m = mode
 			}
-			next, err = makeDir(dir, part, m)
+			next, err = makeDir(dir, part, m, owner)
 		}
 		_ = unix.Close(dir)
 		if err != nil {
@@ -360,7 +373,7 @@ func mkdirAll(name string, mode uint32) (int, error) {
 	return dir, nil
 }
 
-func makeDir(dir int, name string, mode uint32) (int, error) {
+func makeDir(dir int, name string, mode uint32, owner *account) (int, error) {
 	if err := refuseKernelFS(dir); err != nil {
 		return -1, err
 	}
@@ -373,11 +386,18 @@ func makeDir(dir int, name string, mode uint32) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if made {
-		if err := unix.Chmod(fdPath(fd), mode); err != nil { // past the umask
-			_ = unix.Close(fd)
-			return -1, err
-		}
+	if !made {
+		return fd, nil
+	}
+	if owner != nil {
+		err = unix.Fchownat(fd, "", int(owner.uid), int(owner.gid), unix.AT_EMPTY_PATH)
+	}
+	if err == nil {
+		err = unix.Chmod(fdPath(fd), mode) // past the umask
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
 	}
 	return fd, nil
 }

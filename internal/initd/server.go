@@ -191,6 +191,7 @@ var keeping = map[string]struct{ whole bool }{
 	initproto.OpSignal: {true}, initproto.OpResize: {true}, initproto.OpProcess: {true}, initproto.OpForget: {true},
 	initproto.OpProcesses: {true}, initproto.OpStat: {true}, initproto.OpList: {true}, initproto.OpMkdir: {true},
 	initproto.OpMove: {true}, initproto.OpRemove: {true}, initproto.OpChmod: {true}, initproto.OpAnswer: {true},
+	initproto.OpInput: {true}, initproto.OpSetAttrs: {true},
 }
 
 // operation serves one request; true means that another may follow.
@@ -234,6 +235,8 @@ func (s *Server) dispatch(c *conn, req initproto.Request) error {
 		return with(req, func(a initproto.Attach) error { return s.attach(c, a) })
 	case initproto.OpSignal, initproto.OpResize, initproto.OpProcess, initproto.OpForget:
 		return with(req, func(a initproto.Target) error { return s.target(c, req.Op, a) })
+	case initproto.OpInput:
+		return with(req, func(a initproto.Input) error { return s.input(c, a) })
 	case initproto.OpProcesses:
 		return s.list(c)
 	case initproto.OpAnswer:

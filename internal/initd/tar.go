@@ -166,7 +166,7 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 // archive breaks off, what came before stays.
 func (j *fileJob) tarIn() error {
 	err := j.as(func() error {
-		fd, err := mkdirAll(j.args.Path, 0o755)
+		fd, err := mkdirAll(j.args.Path, 0o755, j.owner)
 		if err != nil {
 			return err
 		}

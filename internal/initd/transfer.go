@@ -57,7 +57,7 @@ func (j *fileJob) read() error {
 		if err := refuseOwn(fd); err != nil {
 			return err
 		}
-		n := loadNames()
+		n := j.names()
 		if info, err = describe(fd, j.args.Path, &n); err != nil {
 			return err
 		}
@@ -182,10 +182,10 @@ func (j *fileJob) write() error {
 	}
 	var info sandbox.FileInfo
 	err = j.as(func() (err error) {
-		if err := nf.publish(j.args.Mode); err != nil {
+		if err := nf.publish(j.args.Mode, j.owner); err != nil {
 			return err
 		}
-		n := loadNames()
+		n := j.names()
 		info, err = describe(int(nf.f.Fd()), j.args.Path, &n)
 		return err
 	})
@@ -208,7 +208,7 @@ func (j *fileJob) createFile() (*newFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := mkdirAll(dirName, 0o755)
+	dir, err := mkdirAll(dirName, 0o755, j.owner)
 	if err != nil {
 		return nil, err
 	}
@@ -250,13 +250,19 @@ func (nf *newFile) create() error {
 
 func tempName() string { return ".sbx-" + rand.Text() }
 
-// publish gives the file its mode, its owner where it replaces one, and its name.
-func (nf *newFile) publish(mode uint32) error {
+// publish gives the file its mode, its owner, where one is named or it replaces
+// a file, and its name.
+func (nf *newFile) publish(mode uint32, owner *account) error {
 	mode = orMode(mode, 0o644)
 	fd := int(nf.f.Fd())
 	if st := nf.existed; st != nil {
 		mode = st.Mode & 0o7777
 		_ = unix.Fchown(fd, int(st.Uid), int(st.Gid)) // who may not, becomes the owner
+	}
+	if owner != nil {
+		if err := unix.Fchown(fd, int(owner.uid), int(owner.gid)); err != nil {
+			return err
+		}
 	}
 	if err := unix.Fchmod(fd, mode); err != nil {
 		return err

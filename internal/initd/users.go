@@ -167,7 +167,10 @@ func groupsOf(user string, gid uint32, group string) []uint32 {
 }
 
 // names maps ids to names for listings.
-type names struct{ users, groups map[uint32]string }
+type names struct {
+	users, groups map[uint32]string
+	atLength      bool // files are told with what an agent wants to know
+}
 
 func loadNames() names {
 	return names{users: idNames(readUserFile("/etc/passwd")), groups: idNames(readUserFile("/etc/group"))}

@@ -32,6 +32,8 @@ const (
 	OpWatch     = "watch"
 	OpTarOut    = "tar_out"
 	OpTarIn     = "tar_in"
+	OpSetAttrs  = "set_attrs"
+	OpInput     = "input"
 )
 
 // Request is the payload of an operation's first frame.
@@ -121,6 +123,14 @@ type Target struct {
 	Size   *sandbox.WindowSize `json:"size,omitempty"`
 }
 
+// Input gives a process Data and, with End, closes its standard input after
+// that. The reply comes once the process's pipe has taken all.
+type Input struct {
+	ID   sandbox.ProcessID `json:"id"`
+	Data []byte            `json:"data,omitempty"`
+	End  bool              `json:"end,omitempty"`
+}
+
 // EventsAfter asks for the events after a sequence number.
 type EventsAfter struct {
 	After int64 `json:"after"`
@@ -165,7 +175,10 @@ type Event struct {
 
 // File carries the arguments of every file operation; each uses its own part.
 type File struct {
-	User      string `json:"user,omitempty"`
+	User string `json:"user,omitempty"`
+	// Owner lets the work be done as root, where the sandbox's root has rights,
+	// and gives what is made to that user. Files are told at length.
+	Owner     string `json:"owner,omitempty"`
 	Path      string `json:"path"`
 	To        string `json:"to,omitempty"`
 	Depth     int    `json:"depth,omitempty"`
@@ -173,4 +186,6 @@ type File struct {
 	Limit     int64  `json:"limit,omitempty"`
 	Mode      uint32 `json:"mode,omitempty"`
 	Recursive bool   `json:"recursive,omitempty"`
+
+	Attrs map[string]string `json:"attrs,omitempty"`
 }

@@ -34,7 +34,7 @@ func (g *Guest) patience(op string) time.Duration {
 	switch {
 	case g.hurry > 0:
 		return g.hurry
-	case op == initproto.OpRemove:
+	case op == initproto.OpRemove, op == initproto.OpInput: // as long as a process does not read
 		return removeTimeout
 	}
 	return replyTimeout
@@ -45,6 +45,7 @@ const maxSunPath = 107
 
 // Guest is one sandbox's PID 1. It is safe for concurrent use.
 type Guest struct {
+	files
 	path  string
 	hurry time.Duration // for tests: in place of patience
 	spare spares
@@ -52,7 +53,11 @@ type Guest struct {
 
 // New returns the guest whose PID 1 listens on socketPath, which may be of
 // any length.
-func New(socketPath string) *Guest { return &Guest{path: socketPath} }
+func New(socketPath string) *Guest {
+	g := &Guest{path: socketPath}
+	g.files = files{g: g}
+	return g
+}
 
 // conn is one operation's connection, or kept for another one.
 type conn struct {

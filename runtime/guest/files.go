@@ -9,23 +9,37 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-var _ sandbox.Files = (*Guest)(nil)
+var _ sandbox.Agents = (*Guest)(nil)
 
-func (g *Guest) fileInfo(ctx context.Context, op string, f initproto.File) (sandbox.FileInfo, error) {
+// files is file work inside: with an owner, that of an agent for this user.
+type files struct {
+	g     *Guest
+	owner string
+}
+
+// Agent returns the file work of an agent that works for a user.
+func (f files) Agent(owner string) sandbox.AgentFiles { return files{g: f.g, owner: owner} }
+
+// SetAttrs adds extended attributes to a regular file.
+func (f files) SetAttrs(ctx context.Context, path string, attrs map[string]string) error {
+	return f.g.do(ctx, initproto.OpSetAttrs, initproto.File{Owner: f.owner, Path: path, Attrs: attrs}, nil)
+}
+
+func (f files) fileInfo(ctx context.Context, op string, a initproto.File) (sandbox.FileInfo, error) {
 	var info sandbox.FileInfo
-	err := g.do(ctx, op, f, &info)
+	err := f.g.do(ctx, op, a, &info)
 	return info, err
 }
 
 // Stat describes what stands at a path; of a link the link itself.
-func (g *Guest) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
-	return g.fileInfo(ctx, initproto.OpStat, initproto.File{User: user, Path: path})
+func (f files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
+	return f.fileInfo(ctx, initproto.OpStat, initproto.File{User: user, Owner: f.owner, Path: path})
 }
 
 // List returns the entries beneath a directory, depth first by name; more
 // than 100,000 are ErrTooLarge.
-func (g *Guest) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
-	c, err := g.call(ctx, initproto.OpList, initproto.File{User: user, Path: path, Depth: depth}, nil)
+func (f files) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
+	c, err := f.g.call(ctx, initproto.OpList, initproto.File{User: user, Owner: f.owner, Path: path, Depth: depth}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -33,29 +47,29 @@ func (g *Guest) List(ctx context.Context, user, path string, depth int) ([]sandb
 }
 
 // Mkdir makes a directory and its missing parents.
-func (g *Guest) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
-	return g.fileInfo(ctx, initproto.OpMkdir, initproto.File{User: user, Path: path, Mode: mode})
+func (f files) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
+	return f.fileInfo(ctx, initproto.OpMkdir, initproto.File{User: user, Owner: f.owner, Path: path, Mode: mode})
 }
 
 // Move renames, as rename(2) does: a file at the new name is replaced.
-func (g *Guest) Move(ctx context.Context, user, from, to string) error {
-	return g.do(ctx, initproto.OpMove, initproto.File{User: user, Path: from, To: to}, nil)
+func (f files) Move(ctx context.Context, user, from, to string) error {
+	return f.g.do(ctx, initproto.OpMove, initproto.File{User: user, Owner: f.owner, Path: from, To: to}, nil)
 }
 
 // Remove deletes a file or an empty directory, with recursive a tree.
-func (g *Guest) Remove(ctx context.Context, user, path string, recursive bool) error {
-	return g.do(ctx, initproto.OpRemove, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
+func (f files) Remove(ctx context.Context, user, path string, recursive bool) error {
+	return f.g.do(ctx, initproto.OpRemove, initproto.File{User: user, Owner: f.owner, Path: path, Recursive: recursive}, nil)
 }
 
 // Chmod sets the permission bits.
-func (g *Guest) Chmod(ctx context.Context, user, path string, mode uint32) error {
-	return g.do(ctx, initproto.OpChmod, initproto.File{User: user, Path: path, Mode: mode}, nil)
+func (f files) Chmod(ctx context.Context, user, path string, mode uint32) error {
+	return f.g.do(ctx, initproto.OpChmod, initproto.File{User: user, Owner: f.owner, Path: path, Mode: mode}, nil)
 }
 
 // Read streams a regular file; the reader fails where the stream breaks off.
-func (g *Guest) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
+func (f files) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
 	var info sandbox.FileInfo
-	c, err := g.open(ctx, initproto.OpRead, initproto.File{User: user, Path: path, Offset: offset, Limit: limit}, &info)
+	c, err := f.g.open(ctx, initproto.OpRead, initproto.File{User: user, Owner: f.owner, Path: path, Offset: offset, Limit: limit}, &info)
 	if err != nil {
 		return info, nil, err
 	}
@@ -63,8 +77,8 @@ func (g *Guest) Read(ctx context.Context, user, path string, offset, limit int64
 }
 
 // TarOut streams a tree as a tar archive.
-func (g *Guest) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
-	c, err := g.open(ctx, initproto.OpTarOut, initproto.File{User: user, Path: path}, nil)
+func (f files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
+	c, err := f.g.open(ctx, initproto.OpTarOut, initproto.File{User: user, Owner: f.owner, Path: path}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -72,21 +86,21 @@ func (g *Guest) TarOut(ctx context.Context, user, path string) (io.ReadCloser, e
 }
 
 // Write replaces a file by what r yields, atomically at r's end.
-func (g *Guest) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
+func (f files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
 	var info sandbox.FileInfo
-	err := g.upload(ctx, initproto.OpWrite, initproto.File{User: user, Path: path, Mode: mode}, r, &info)
+	err := f.upload(ctx, initproto.OpWrite, initproto.File{User: user, Owner: f.owner, Path: path, Mode: mode}, r, &info)
 	return info, err
 }
 
 // TarIn unpacks an archive. An error may leave a part of it unpacked.
-func (g *Guest) TarIn(ctx context.Context, user, path string, r io.Reader) error {
-	return g.upload(ctx, initproto.OpTarIn, initproto.File{User: user, Path: path}, r, nil)
+func (f files) TarIn(ctx context.Context, user, path string, r io.Reader) error {
+	return f.upload(ctx, initproto.OpTarIn, initproto.File{User: user, Owner: f.owner, Path: path}, r, nil)
 }
 
 // upload sends r after PID 1 has agreed, and takes the verdict. A failure of
 // r hangs up, which PID 1 takes for a broken stream.
-func (g *Guest) upload(ctx context.Context, op string, f initproto.File, r io.Reader, reply any) error {
-	c, err := g.open(ctx, op, f, nil)
+func (f files) upload(ctx context.Context, op string, a initproto.File, r io.Reader, reply any) error {
+	c, err := f.g.open(ctx, op, a, nil)
 	if err != nil {
 		return err
 	}
@@ -106,7 +120,7 @@ func (g *Guest) upload(ctx context.Context, op string, f initproto.File, r io.Re
 			return rerr
 		}
 	}
-	c.within(g.patience(op))
+	c.within(f.g.patience(op))
 	if err := c.send(initproto.FrameUploadEnd, nil); err != nil {
 		return c.verdict(err)
 	}
@@ -171,8 +185,8 @@ func (d *download) Read(p []byte) (int, error) {
 func (d *download) Close() error { return d.c.Close() }
 
 // Watch follows the changes in a directory.
-func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
-	c, err := g.open(ctx, initproto.OpWatch, initproto.File{User: user, Path: path, Recursive: recursive}, nil)
+func (f files) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
+	c, err := f.g.open(ctx, initproto.OpWatch, initproto.File{User: user, Owner: f.owner, Path: path, Recursive: recursive}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,10 @@ type IO struct {
 	err  error // what Next returns from now on
 }
 
-var _ sandbox.ProcessIO = (*IO)(nil)
+var (
+	_ sandbox.ProcessIO = (*IO)(nil)
+	_ sandbox.Feeder    = (*IO)(nil)
+)
 
 // Exec starts a process and reads it from its first byte, in one round trip.
 // Cancelling ctx closes the connection; the process goes on. Errors as Start.
@@ -131,6 +134,21 @@ func (s *IO) WriteStdin(p []byte) (int, error) {
 		p = p[n:]
 	}
 	return done, nil
+}
+
+// Feed gives the process input on a connection of its own, piece by piece,
+// and returns once its pipe has taken it.
+func (s *IO) Feed(ctx context.Context, data []byte, end bool) error {
+	for {
+		n := min(len(data), initproto.MaxData)
+		in := initproto.Input{ID: s.proc.ID, Data: data[:n], End: end && n == len(data)}
+		if err := s.g.do(ctx, initproto.OpInput, in, nil); err != nil {
+			return err
+		}
+		if data = data[n:]; len(data) == 0 {
+			return nil
+		}
+	}
 }
 
 // CloseStdin ends standard input; on a terminal it sends end-of-file.

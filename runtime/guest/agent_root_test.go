@@ -1,0 +1,112 @@
+//go:build root
+
+package guest_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// TestAnAgentWorksForAUser writes where the user may not, and gives the user
+// what it makes.
+func TestAnAgentWorksForAUser(t *testing.T) {
+	b, _ := newRooted(t)
+	if _, err := b.Write(ctx(t), "alice", "/srv/app/x", 0, strings.NewReader("")); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
+		t.Fatalf("alice herself wrote to /srv: %v", err)
+	}
+	a := b.Agent("alice")
+	info, err := a.Write(ctx(t), "", "/srv/app/x", 0o600, strings.NewReader("one"))
+	if err != nil || info.UID != 1000 || info.Mode != 0o600 {
+		t.Fatalf("write: %+v %v", info, err)
+	}
+	if info, err = a.Stat(ctx(t), "", "/srv/app"); err != nil || info.UID != 1000 {
+		t.Errorf("the directory that was made: %+v %v", info, err)
+	}
+	if info, err = a.Mkdir(ctx(t), "", "/srv/y/z", 0o750); err != nil || info.UID != 1000 || info.Mode != 0o750 {
+		t.Errorf("mkdir: %+v %v", info, err)
+	}
+	if info, err = a.Stat(ctx(t), "", "/"); err != nil || info.UID != 0 {
+		t.Errorf("a directory that was there: %+v %v", info, err)
+	}
+
+	want := map[string]string{"user.e2b.a": "1", "user.e2b.b": "two words"}
+	if err := a.SetAttrs(ctx(t), "/srv/app/x", want); err != nil {
+		t.Fatal(err)
+	}
+	if info, err = a.Stat(ctx(t), "", "/srv/app/x"); err != nil || cmp.Diff(want, info.Attrs) != "" {
+		t.Errorf("attributes: %v %v", info.Attrs, err)
+	}
+	if info, err = b.Stat(ctx(t), "", "/srv/app/x"); err != nil || info.Attrs != nil {
+		t.Errorf("told without being asked: %v %v", info.Attrs, err)
+	}
+	if err := a.SetAttrs(ctx(t), "/srv/app/x", map[string]string{"trusted.overlay.opaque": "y"}); !errors.Is(sandbox.ClassOf(err), sandbox.ErrInvalid) {
+		t.Errorf("another namespace: %v", err)
+	}
+	if err := a.SetAttrs(ctx(t), "/proc/self/status", want); err == nil {
+		t.Error("attributes in /proc")
+	}
+	// A new content has none.
+	if info, err = a.Write(ctx(t), "", "/srv/app/x", 0, strings.NewReader("two")); err != nil || info.Attrs != nil || info.Mode != 0o600 {
+		t.Errorf("replaced: %+v %v", info, err)
+	}
+
+	b.sh("ln -s ../app/x /srv/y/link; ln -s nowhere /srv/y/dead")
+	list, err := a.List(ctx(t), "", "/srv/y", 1)
+	if err != nil || len(list) != 3 {
+		t.Fatalf("%v %v", list, err)
+	}
+	for _, info := range list {
+		end := sandbox.LinkEnd{Path: "/srv/app/x", Type: sandbox.FileRegular, Mode: 0o600}
+		switch {
+		case info.Name == "link" && (info.Leads == nil || *info.Leads != end):
+			t.Errorf("link: %+v", info.Leads)
+		case info.Name != "link" && info.Leads != nil:
+			t.Errorf("%s leads to %+v", info.Name, info.Leads)
+		}
+	}
+	if _, err := b.Agent("nobody there").Stat(ctx(t), "", "/"); sandbox.CodeOf(err) != "unknown_user" {
+		t.Errorf("an unknown user: %v", err)
+	}
+}
+
+// TestInputArrivesInOrder feeds a process by calls of their own, one longer
+// than its pipe.
+func TestInputArrivesInOrder(t *testing.T) {
+	b, _ := newRooted(t)
+	p, err := b.Exec(ctx(t), sandbox.ProcessSpec{Argv: []string{"sh", "-c", "sleep 0.2; cat"}, Stdin: true, OutputBytes: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	parts := []string{"a", strings.Repeat("b", 600<<10), "c", ""}
+	go func() {
+		for i, part := range parts {
+			if err := p.Feed(ctx(t), []byte(part), i == len(parts)-1); err != nil {
+				t.Errorf("part %d: %v", i, err)
+			}
+		}
+	}()
+	var got strings.Builder
+	for {
+		o, err := p.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Write(o.Data)
+	}
+	if got.String() != strings.Join(parts, "") {
+		t.Errorf("%d bytes", got.Len())
+	}
+	if err := p.Feed(ctx(t), []byte("late"), false); sandbox.CodeOf(err) != "stdin_closed" {
+		t.Errorf("to one that has ended: %v", err)
+	}
+}
