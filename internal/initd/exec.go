@@ -31,6 +31,12 @@ func (s *Server) exec(c *conn, a initproto.Exec) error {
 }
 
 func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
+	return s.startWith(spec, openStdio)
+}
+
+// startWith is start with streams of the caller's. Where it fails before open
+// was called, they are the caller's still.
+func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSpec, account) (*stdio, error)) (*process, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -53,7 +59,7 @@ func (s *Server) start(spec sandbox.ProcessSpec) (*process, error) {
 	id := s.procs.newID()
 	p := &process{out: newRing(s.procs.ringSize(spec.OutputBytes))}
 	p.rec = sandbox.Process{ID: id, Argv: shortArgv(spec.Argv), User: acc.name, Tag: spec.Tag, TTY: spec.TTY != nil, Main: spec.Main}
-	st, err := openStdio(spec, acc)
+	st, err := open(spec, acc)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ const threadSignal = syscall.Signal(33)
 // Not being dumpable keeps same-user workloads from tracing PID 1 and the
 // child it forks, which shares PID 1's memory until it has called execve.
 //
-// It mounts what stands on /dev, see sharedMounts.
+// It mounts what stands on /dev, see sharedMounts, and covers the boot id.
 func Prepare() error {
 	for s := syscall.Signal(1); s < 65; s++ {
 		switch s {
@@ -49,6 +49,9 @@ func Prepare() error {
 	unix.Umask(0o022)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making PID 1 untraceable: %w", err)
+	}
+	if err := coverBootID(); err != nil {
+		return err
 	}
 	return mountShared()
 }

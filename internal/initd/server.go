@@ -131,6 +131,7 @@ func (s *Server) Serve(fd int) error {
 	if inside, err := listenInside(); err == nil {
 		go s.serveInside(inside)
 	}
+	go s.serveSudo()
 	failed := make(chan error, 1)
 	go func() {
 		failed <- s.accept(raw)
