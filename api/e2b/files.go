@@ -108,7 +108,10 @@ func (c *call) subject() (*agent, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	p, err := c.absolute(a.named, q.Get("path"), true)
+	if q.Get("path") == "" {
+		return a, "", nil
+	}
+	p, err := c.absolute(a.named, q.Get("path"))
 	return a, p, err
 }
 
@@ -320,14 +323,15 @@ func (c *call) writeForm(a *agent, p string, body io.Reader, boundary string, me
 		}
 		to := p
 		if to == "" {
-			if to, err = c.absolute(a.named, fileNameOf(part.Header), true); err != nil {
+			name := fileNameOf(part.Header)
+			if name == "" {
+				return nil, rpcErrorf(codeInvalidArgument, "a part has no file name, and the URL no path")
+			}
+			if to, err = c.absolute(a.named, name); err != nil {
 				return nil, err
 			}
 		}
-		switch {
-		case to == "":
-			return nil, rpcErrorf(codeInvalidArgument, "a part has no file name, and the URL no path")
-		case seen[to]:
+		if seen[to] {
 			return nil, rpcErrorf(codeInvalidArgument, "two parts are for %.200q: only the first was written", to)
 		}
 		seen[to] = true

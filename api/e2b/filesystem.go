@@ -183,14 +183,11 @@ func (c *call) account(f sandbox.Files, name string) (user, home string, err err
 }
 
 // absolute makes a path of a client's absolute: what does not begin with a
-// slash is beneath the user's home, as is what begins with ~. An empty one
-// stays empty if it may.
-func (c *call) absolute(user, p string, mayBeEmpty bool) (string, error) {
+// slash is beneath the user's home, as is what begins with ~; an empty one is
+// the home.
+func (c *call) absolute(user, p string) (string, error) {
 	if path.IsAbs(p) {
 		return path.Clean(p), nil
-	}
-	if p == "" && mayBeEmpty {
-		return "", nil
 	}
 	rest := p
 	if strings.HasPrefix(p, "~") {
@@ -218,7 +215,7 @@ func (c *call) work(p string) (*agent, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	p, err = c.absolute(a.named, p, false)
+	p, err = c.absolute(a.named, p)
 	return a, p, err
 }
 
@@ -270,7 +267,7 @@ func (c *call) move(req moveRequest) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	to, err := c.absolute(a.named, req.Destination, false)
+	to, err := c.absolute(a.named, req.Destination)
 	if err != nil {
 		return nil, err
 	}

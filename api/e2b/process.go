@@ -136,7 +136,7 @@ func (c *call) start(req startRequest, out *stream) error {
 	p, err := asUser(c.user(), func(user string) (sandbox.ProcessIO, error) {
 		spec := spec
 		spec.User = user
-		if spec.WorkDir, err = c.absolute(user, req.Process.Cwd, true); err != nil {
+		if spec.WorkDir, err = c.workDir(user, req.Process.Cwd); err != nil {
 			return nil, err
 		}
 		return c.m.Exec(c.ctx(), c.ref, spec)
@@ -157,6 +157,21 @@ func (c *call) start(req startRequest, out *stream) error {
 		}).Stop()
 	}
 	return f.run()
+}
+
+// workDir is where a command begins: where the client says, else where the
+// template does, else at home.
+func (c *call) workDir(user, cwd string) (string, error) {
+	if cwd == "" {
+		dir := c.box.Spec.WorkDir
+		if image, err := c.m.Image(c.ctx(), c.box.Spec.Image); dir == "" && err == nil {
+			dir = image.Config.WorkDir
+		}
+		if dir != "" && dir != "/" { // what a Dockerfile that says nothing comes to
+			return dir, nil
+		}
+	}
+	return c.absolute(user, cwd)
 }
 
 // connect streams what a running process says from now on.
@@ -223,10 +238,10 @@ func (f *follower) run() error {
 			return f.overdue()
 		case f.c.ctx().Err() != nil:
 			return nil
-		case f.c.gone():
-			return errAbort
 		default:
-			return err
+			// PID 1 has gone, or nothing of its root is to be left.
+			f.c.log.Debug("a process's stream broke off", "sandbox", f.c.ref, "process", rec.ID, "err", err)
+			return errAbort
 		}
 	}
 }
@@ -260,7 +275,7 @@ func (f *follower) output(tty bool, o sandbox.Output) error {
 func (f *follower) end() error {
 	exit, ok := f.p.Exit()
 	if !ok {
-		return rpcErrorf(codeInternal, "the process ended and nobody knows how")
+		return errAbort
 	}
 	if exit.TimedOut || f.late.Load() {
 		return f.overdue()
