@@ -47,6 +47,34 @@ func freePort(t testing.TB) int {
 	return addr.Port
 }
 
+// bootsAnew wants a boot id that is not the host's, and another one after each start.
+func (d *daemon) bootsAnew(t testing.TB) {
+	t.Helper()
+	const path = "/proc/sys/kernel/random/boot_id"
+	host, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	box := string(d.create(t, sandbox.Spec{Image: "base"}).ID)
+	first := d.sh(t, box, "cat "+path)
+	if again := d.sh(t, box, "cat "+path); again != first {
+		t.Errorf("the boot id changed from %s to %s", first, again)
+	}
+	if out := d.sh(t, box, "echo x > "+path+" || echo refused"); !strings.Contains(out, "refused") {
+		t.Error("the boot id can be written")
+	}
+	if _, err := d.Stop(t.Context(), box); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Start(t.Context(), box); err != nil {
+		t.Fatal(err)
+	}
+	second := d.sh(t, box, "cat "+path)
+	if first == second || first == strings.TrimSpace(string(host)) || len(first) != 36 || len(second) != 36 {
+		t.Errorf("boot ids %s and %s, the host's %s", first, second, host)
+	}
+}
+
 // TestE2BData runs commands, terminals and file work of the published SDK.
 func TestE2BData(t *testing.T) {
 	port := freePort(t)
@@ -71,6 +99,7 @@ func TestE2BData(t *testing.T) {
 	if err != nil {
 		t.Errorf("node: %v", err)
 	}
+	d.bootsAnew(t)
 	if !strings.Contains(string(out), "tests ") || strings.Contains(string(out), "tests 0") {
 		t.Error("no test ran")
 	}

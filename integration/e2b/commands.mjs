@@ -120,7 +120,7 @@ test('sudo without a password', async () => {
   assert.equal((await box.commands.run('sudo -u user id -un; sudo A=b printenv A')).stdout, 'user\nb\n')
   await assert.rejects(box.commands.run('cat /etc/shadow'), CommandExitError)
   assert.match((await box.commands.run('sudo cat /etc/shadow')).stdout, /^user:/m)
-  await assert.rejects(box.commands.run('sudo id', { user: 'nobody' }), (e) => /not in the group sudo/.test(e.stderr))
+  await assert.rejects(box.commands.run('sudo id', { user: 'nobody', cwd: '/' }), (e) => /not in the group sudo/.test(e.stderr))
   assert.match((await box.commands.run('sudo grep NoNewPrivs: /proc/self/status')).stdout, /1\n/)
   // It ends with whoever asked.
   const h = await box.commands.run('sudo sh -c "echo $$; exec -a sudo-child sleep 100"', { background: true })
