@@ -132,7 +132,7 @@ func (c *call) agent(name string) (*agent, error) {
 	a := &agent{Files: f, as: name, named: name}
 	if name == "" {
 		// The account is looked up with the first use.
-		_, home, err := c.account(f, defaultUser)
+		home, err := c.homeOf(f, defaultUser)
 		if err != nil {
 			return nil, err
 		}
@@ -147,21 +147,21 @@ func (c *call) agent(name string) (*agent, error) {
 	return a, nil
 }
 
-// account finds a user in the sandbox's own list; without a name the
-// sandbox's default user is meant. Home is empty where there is no such user.
-func (c *call) account(f sandbox.Files, name string) (user, home string, err error) {
+// homeOf finds a user's home in the sandbox's own list; without a name the
+// sandbox's default user is meant. It is empty where there is no such user.
+func (c *call) homeOf(f sandbox.Files, name string) (string, error) {
 	const most = 1 << 20
 	_, r, err := f.Read(c.ctx(), "", "/etc/passwd", 0, most)
 	switch {
 	case errors.Is(sandbox.ClassOf(err), sandbox.ErrNotFound):
-		return "", "", nil
+		return "", nil
 	case err != nil:
-		return "", "", err
+		return "", err
 	}
 	defer r.Close()
 	text, err := io.ReadAll(io.LimitReader(r, most))
 	if err != nil {
-		return "", "", err
+		return "", err
 	}
 	if name == "" {
 		name = c.box.Spec.User
@@ -173,13 +173,13 @@ func (c *call) account(f sandbox.Files, name string) (user, home string, err err
 	for line := range strings.Lines(string(text)) {
 		field := strings.Split(strings.TrimRight(line, "\n"), ":")
 		if len(field) >= 7 && (field[0] == name || field[2] == name) {
-			if home = field[5]; !path.IsAbs(home) {
-				home = "/"
+			if !path.IsAbs(field[5]) {
+				return "/", nil
 			}
-			return field[0], path.Clean(home), nil
+			return path.Clean(field[5]), nil
 		}
 	}
-	return "", "", nil
+	return "", nil
 }
 
 // absolute makes a path of a client's absolute: what does not begin with a
@@ -189,17 +189,15 @@ func (c *call) absolute(user, p string) (string, error) {
 	if path.IsAbs(p) {
 		return path.Clean(p), nil
 	}
-	rest := p
-	if strings.HasPrefix(p, "~") {
-		if rest = strings.TrimPrefix(p, "~"); rest != "" && rest[0] != '/' {
-			return "", rpcErrorf(codeInvalidArgument, "path %.200q: the home of another user is not known, write it out", p)
-		}
+	rest, tilde := strings.CutPrefix(p, "~")
+	if tilde && rest != "" && rest[0] != '/' {
+		return "", rpcErrorf(codeInvalidArgument, "path %.200q: the home of another user is not known, write it out", p)
 	}
 	f, err := c.m.Files(c.ctx(), c.ref)
 	if err != nil {
 		return "", err
 	}
-	_, home, err := c.account(f, user)
+	home, err := c.homeOf(f, user)
 	if err != nil {
 		return "", err
 	}
@@ -278,7 +276,7 @@ func (c *call) move(req moveRequest) (any, error) {
 	if _, err := a.Mkdir(c.ctx(), a.as, path.Dir(to), 0o755); err != nil {
 		return nil, err
 	}
-	if err := a.Files.Move(c.ctx(), a.as, from, to); err != nil {
+	if err := a.Move(c.ctx(), a.as, from, to); err != nil {
 		return nil, err
 	}
 	info, err := a.Stat(c.ctx(), a.as, to)
@@ -311,7 +309,7 @@ func (c *call) remove(req pathRequest) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = a.Files.Remove(c.ctx(), a.as, p, true)
+	err = a.Remove(c.ctx(), a.as, p, true)
 	if errors.Is(sandbox.ClassOf(err), sandbox.ErrNotFound) {
 		err = nil
 	}

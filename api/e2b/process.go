@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -354,8 +355,7 @@ func (c *call) find(s selector) (sandbox.Process, error) {
 	if err != nil {
 		return sandbox.Process{}, err
 	}
-	for i := len(live) - 1; i >= 0; i-- {
-		p := live[i]
+	for _, p := range slices.Backward(live) {
 		if s.PID != nil && int64(p.PID) == int64(*s.PID) || s.PID == nil && s.Tag != nil && *s.Tag != "" && p.Tag == *s.Tag {
 			return p, nil
 		}
