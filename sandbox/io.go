@@ -80,7 +80,8 @@ type Agents interface {
 	// sandbox's root, as far as that has any, and works for a user: what it
 	// makes, missing parents included, belongs to that user. The user its
 	// methods are given is disregarded. What it tells of files says what links
-	// lead to, and their attributes.
+	// lead to, and their attributes. Write gives the file that is there new
+	// content, and takes its attributes; a broken stream leaves a part.
 	Agent(owner string) AgentFiles
 }
 

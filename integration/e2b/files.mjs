@@ -156,6 +156,12 @@ test('a watch', async () => {
   await saw('rename', 'new')
   await saw('create', 'newer')
   await saw('remove', 'newer')
+  await box.files.write('w/over', 'first')
+  await saw('write', 'over')
+  events.length = 0
+  await box.files.write('w/over', 'second')
+  await saw('write', 'over')
+  assert.deepEqual([...new Set(events.map((e) => e.name))], ['over'])
   await box.commands.run('mkdir -p w/sub && touch w/sub/deep && touch w/last')
   await saw('create', 'last')
   assert.ok(!events.some((e) => e.name.includes('deep')), 'a watch of one directory told of another')

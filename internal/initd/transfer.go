@@ -165,6 +165,9 @@ type newFile struct {
 // has no name (O_TMPFILE), or where the file system cannot do that a hidden
 // one, so a broken upload leaves the old content and nothing else.
 func (j *fileJob) write() error {
+	if j.args.Owner != "" {
+		return j.writeInPlace()
+	}
 	var nf *newFile
 	err := j.as(func() (err error) {
 		nf, err = j.createFile()
@@ -182,7 +185,7 @@ func (j *fileJob) write() error {
 	}
 	var info sandbox.FileInfo
 	err = j.as(func() (err error) {
-		if err := nf.publish(j.args.Mode, j.owner); err != nil {
+		if err := nf.publish(j.args.Mode); err != nil {
 			return err
 		}
 		n := j.names()
@@ -250,19 +253,13 @@ func (nf *newFile) create() error {
 
 func tempName() string { return ".sbx-" + rand.Text() }
 
-// publish gives the file its mode, its owner, where one is named or it replaces
-// a file, and its name.
-func (nf *newFile) publish(mode uint32, owner *account) error {
+// publish gives the file its mode, its owner where it replaces one, and its name.
+func (nf *newFile) publish(mode uint32) error {
 	mode = orMode(mode, 0o644)
 	fd := int(nf.f.Fd())
 	if st := nf.existed; st != nil {
 		mode = st.Mode & 0o7777
 		_ = unix.Fchown(fd, int(st.Uid), int(st.Gid)) // who may not, becomes the owner
-	}
-	if owner != nil {
-		if err := unix.Fchown(fd, int(owner.uid), int(owner.gid)); err != nil {
-			return err
-		}
 	}
 	if err := unix.Fchmod(fd, mode); err != nil {
 		return err

@@ -7,9 +7,12 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -51,10 +54,36 @@ func TestAnAgentWorksForAUser(t *testing.T) {
 	if err := a.SetAttrs(ctx(t), "/proc/self/status", want); err == nil {
 		t.Error("attributes in /proc")
 	}
-	// A new content has none.
+	// A new content has none, and stands in the same file.
+	b.sh("ln /srv/app/x /srv/app/y")
 	if info, err = a.Write(ctx(t), "", "/srv/app/x", 0, strings.NewReader("two")); err != nil || info.Attrs != nil || info.Mode != 0o600 {
 		t.Errorf("replaced: %+v %v", info, err)
 	}
+	if got, err := readAll(t, b, "root", "/srv/app/y"); err != nil || got != "two" {
+		t.Errorf("the other name of the file: %q %v", got, err)
+	}
+	broken := errors.New("broken")
+	if _, err := a.Write(ctx(t), "", "/srv/app/none", 0, io.MultiReader(strings.NewReader("part"), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+		t.Errorf("a broken upload: %v", err)
+	}
+	testenv.Eventually(t, 5*time.Second, "nothing is left of the broken upload", func() bool {
+		_, err := a.Stat(ctx(t), "", "/srv/app/none")
+		return errors.Is(sandbox.ClassOf(err), sandbox.ErrNotFound)
+	})
+	b.sh("mkfifo /srv/app/fifo; ln -s x /srv/app/link; chmod 700 /srv/app/x")
+	if _, err := a.Write(ctx(t), "", "/srv/app/fifo", 0, strings.NewReader("x")); sandbox.CodeOf(err) != "not_a_file" {
+		t.Errorf("to a FIFO: %v", err)
+	}
+	if _, err := a.Write(ctx(t), "", "/srv/app", 0, strings.NewReader("x")); sandbox.CodeOf(err) != "is_a_directory" {
+		t.Errorf("to a directory: %v", err)
+	}
+	if info, err = a.Write(ctx(t), "", "/srv/app/link", 0, strings.NewReader("three")); err != nil || info.Mode != 0o700 {
+		t.Errorf("through a link: %+v %v", info, err)
+	}
+	if got, err := readAll(t, b, "root", "/srv/app/y"); err != nil || got != "three" {
+		t.Errorf("through a link: %q %v", got, err)
+	}
+	b.sh("chmod 600 /srv/app/x")
 
 	b.sh("ln -s ../app/x /srv/y/link; ln -s nowhere /srv/y/dead")
 	list, err := a.List(ctx(t), "", "/srv/y", 1)
