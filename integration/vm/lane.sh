@@ -30,7 +30,7 @@ skip=$skip'|TestLab|TestPromotionSurvivesKills|TestBudgetStopOverKills|TestCosts
 skip=$skip'|TestNetRate|TestNetFault|TestAuditIsBoundedInTheKernel|TestTooManyConnections|TestKillDaemonUnderLoad|TestNetworkCounters|TestDeltaIsTheUpper'
 skip=$skip'|TestNetworkAttempts|TestKillDaemonInSnapshots|TestCommandLine|TestModel$|TestExplainAgreesWithTheKernel|TestPoolServesAndIsSwept'
 skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenFiles|TestHostSecretsStayOutside|TestBuildCommands|TestStopOfAMainProcess'
-skip=$skip'|TestMCP'
+skip=$skip'|TestMCP|TestBootID'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 

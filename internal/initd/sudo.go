@@ -197,18 +197,27 @@ func (t *table) await(p *process) int {
 	return p.exit.Code
 }
 
-// receive reads one packet with the descriptors it brings. The end is io.EOF.
+// receive reads one packet with the descriptors it brings. The end is errEnd.
 func (c *sudoConn) receive() (req sudoRequest, fds []int, err error) {
-	buf := make([]byte, maxSudoSays)
-	oob := make([]byte, unix.CmsgSpace(4*3))
-	n := 0
+	var buf []byte
 	rerr := c.raw.Read(func(fd uintptr) bool {
-		var oobn, flags int
-		n, oobn, flags, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if errors.Is(err, unix.EAGAIN) {
+		// No memory is held while there is nothing to read.
+		var n int
+		if n, _, err = unix.Recvfrom(int(fd), nil, unix.MSG_PEEK|unix.MSG_TRUNC); errors.Is(err, unix.EAGAIN) {
 			return false
 		}
-		fds = append(fds, rights(oob[:max(oobn, 0)])...)
+		if err != nil || n == 0 {
+			return true
+		}
+		if n > maxSudoSays {
+			err = unix.EMSGSIZE
+			return true
+		}
+		buf = make([]byte, n)
+		oob := make([]byte, unix.CmsgSpace(4*3))
+		oobn, flags := 0, 0
+		_, oobn, flags, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
+		fds = rights(oob[:max(oobn, 0)])
 		if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			err = unix.EMSGSIZE
 		}
@@ -219,10 +228,10 @@ func (c *sudoConn) receive() (req sudoRequest, fds []int, err error) {
 		return req, fds, rerr
 	case err != nil:
 		return req, fds, err
-	case n == 0:
+	case len(buf) == 0:
 		return req, fds, errEnd
 	}
-	return req, fds, json.Unmarshal(buf[:n], &req)
+	return req, fds, json.Unmarshal(buf, &req)
 }
 
 // rights returns the descriptors in control data.
