@@ -611,6 +611,67 @@ func TestAgentsHeedBudgets(t *testing.T) {
 	}
 }
 
+// TestWorldsShareTheNetwork: sandboxes of both worlds have links and addresses
+// of their own, and keep them and their flows when the daemon is killed.
+func TestWorldsShareTheNetwork(t *testing.T) {
+	l := newLab(t, project.Settings{Criteria: project.Criteria{MinAge: -1, MinExperiments: -1}})
+	open := sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen, Group: "team"}
+	// It asks the gateway for a name, again and again: what it sends is counted.
+	asks := []string{"sh", "-c", "while :; do getent hosts example.invalid; sleep 0.2; done"}
+	a := l.deploy("speaker", project.AgentSpec{Command: asks, Network: open})
+	l.active(a.ID)
+	l.enter(a.ID, cost.KindRevenue, cost.Unit)
+	if _, err := l.Promote(t.Context(), string(l.ID), project.PromotionRequest{Force: true, Window: 100}); err != nil {
+		t.Fatal(err)
+	}
+	if p := l.ended(t.Context()); p.Status != project.PromotionDone {
+		t.Fatalf("%s: %s", p.Status, p.Detail)
+	}
+	far := l.InProduction()
+	here := l.create(t, sandbox.Spec{Name: "here", Network: open})
+	there, err := far.Sandbox(t.Context(), string(a.ID.Promoted()))
+	if err != nil || there.Slot != 0 || there.Address == here.Address || there.Address.String() != "10.213.222.170" || there.UIDBase == here.UIDBase {
+		t.Fatalf("in production slot %d, %s, ids from %#x, %v; in the lab %s, ids from %#x", there.Slot, there.Address, there.UIDBase, err, here.Address, here.UIDBase)
+	}
+	linked := func(when string) {
+		t.Helper()
+		for _, id := range []sandbox.ID{here.ID, there.ID} {
+			if err := run("ip", "link", "show", "dev", "v"+string(id)); err != nil {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+		sent := func() uint64 {
+			u, err := far.Usage(t.Context(), string(there.ID))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return u.NetTxPackets
+		}
+		before := sent()
+		testenv.Eventually(t, 20*time.Second, when+": the agent in production sends", func() bool { return sent() > before })
+	}
+	linked("at first")
+	// They name the same group, and are not in one: neither is a name to the other.
+	if r := l.exec(t, "here", "getent", "hosts", string(a.ID.Promoted())); r.exit.Code == 0 {
+		t.Errorf("the lab finds a fellow in production: %s", r.stdout)
+	}
+	l.create(t, sandbox.Spec{Name: "mate", Network: open})
+	if r := l.exec(t, "here", "getent", "hosts", "mate"); r.exit.Code != 0 {
+		t.Errorf("the control: it does not find a fellow of the lab: %+v", r)
+	}
+	l.kill()
+	l.start()
+	linked("after a kill")
+	if _, err := l.Remove(t.Context(), "here"); err != nil {
+		t.Fatal(err)
+	}
+	l.kill()
+	l.start()
+	if now, err := far.Sandbox(t.Context(), string(there.ID)); err != nil || now.Status != sandbox.StatusRunning || now.InitPID != there.InitPID {
+		t.Errorf("in production: %+v, %v", now, err)
+	}
+}
+
 // promoteKilling promotes, killing the daemon again and again.
 func (l *laboratory) promoteKilling(r *rand.Rand) project.Promotion {
 	l.t.Helper()
