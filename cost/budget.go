@@ -15,7 +15,13 @@ const (
 	ScopeSandbox Scope = "sandbox"
 	ScopeProject Scope = "project"
 	ScopeOwner   Scope = "owner"
+	// ScopeAgent is for budgets alone: all sandboxes, one after another, that
+	// have the agent's id as their AgentLabel.
+	ScopeAgent Scope = "agent"
 )
+
+// AgentLabel is the label by which an agent's sandboxes are known.
+const AgentLabel = "agent"
 
 // maxTarget is the length of the longest id of a target.
 const maxTarget = 256
@@ -92,8 +98,10 @@ func (b Budget) Validate() error {
 	bad := func(format string, args ...any) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_budget", "budget: "+format, args...)
 	}
-	if err := b.Scope.validate(b.ID); err != nil {
-		return bad("%w", err)
+	if b.Scope != ScopeAgent || b.ID == "" || len(b.ID) > maxTarget {
+		if err := b.Scope.validate(b.ID); err != nil {
+			return bad("%w", err)
+		}
 	}
 	if err := b.Meter.Validate(); err != nil {
 		return bad("%w", err)

@@ -15,6 +15,8 @@ type Posted struct {
 	Actor   string `json:"actor,omitempty" doc:"Who sent it."`
 	Owner   string `json:"owner,omitempty" doc:"Of the sandbox it is for, or the owner it is for."`
 	Project string `json:"project,omitempty"`
+
+	Agent string `json:"-"` // of the sandbox; known to who has just posted it
 }
 
 // EntryQuery picks entries.
@@ -23,6 +25,7 @@ type EntryQuery struct {
 	Sandbox  string    // of this one only, if set
 	Owner    string
 	Project  string
+	Agent    string // of sandboxes with this AgentLabel only, if set
 	Kind     Kind
 	Before   int64 // a number: older ones only; 0: the newest
 	Limit    int   // at most so many

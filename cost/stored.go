@@ -6,10 +6,11 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// BudgetRequest sets the budget of one sandbox, project or owner, in place of
-// the one it has for the same meter and period.
+// BudgetRequest sets the budget of one sandbox, agent, project or owner, in
+// place of the one it has for the same meter and period.
 type BudgetRequest struct {
 	Sandbox string      `json:"sandbox,omitempty" maxLength:"63" doc:"Id, name or unique beginning of an id."`
+	Agent   string      `json:"agent,omitempty" maxLength:"256" doc:"The id of an agent: all sandboxes it gets, one after another."`
 	Project string      `json:"project,omitempty" maxLength:"63"`
 	Owner   string      `json:"owner,omitempty" maxLength:"256" doc:"As records name it: uid:1000."`
 	Meter   Meter       `json:"meter" maxLength:"63" doc:"money, cpu, memory, storage, net, net_in, net_out, starts, wall, or a custom meter."`
@@ -22,7 +23,7 @@ type BudgetRequest struct {
 // Budget returns the budget asked for. Class ErrInvalid.
 func (r BudgetRequest) Budget() (b Budget, err error) {
 	b = Budget{Meter: r.Meter, Period: r.Period, At: r.At}
-	if b.Scope, b.ID, err = OneTarget(r.Sandbox, r.Project, r.Owner); err != nil {
+	if b.Scope, b.ID, err = r.target(); err != nil {
 		return b, err
 	}
 	if b.Limit, err = r.Meter.ParseLimit(r.Limit); err != nil {
@@ -35,6 +36,16 @@ func (r BudgetRequest) Budget() (b Budget, err error) {
 		b.At = DefaultThresholds()
 	}
 	return b, b.Validate()
+}
+
+func (r BudgetRequest) target() (Scope, string, error) {
+	switch {
+	case r.Agent == "":
+		return OneTarget(r.Sandbox, r.Project, r.Owner)
+	case r.Sandbox+r.Project+r.Owner != "":
+		return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_scope", "name one sandbox, agent, project or owner: more are named")
+	}
+	return ScopeAgent, r.Agent, nil
 }
 
 // StoredBudget is a budget with its record.

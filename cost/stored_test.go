@@ -43,6 +43,12 @@ func TestBudgetRequest(t *testing.T) {
 	if err != nil || b.Period != Total || len(b.At) != 2 || b.Limit != Count(2_500_000_000) || b.Scope != ScopeOwner {
 		t.Errorf("%+v, %v", b, err)
 	}
+	if b, err := (BudgetRequest{Agent: "scraper_1", Meter: "tokens", Limit: "100", Period: Day}).Budget(); err != nil || b.Scope != ScopeAgent || b.ID != "scraper_1" {
+		t.Errorf("of an agent: %+v, %v", b, err)
+	}
+	if _, err := (BudgetRequest{Agent: "scraper_1", Owner: "uid:1", Meter: "tokens", Limit: "100"}).Budget(); sandbox.CodeOf(err) != "invalid_scope" {
+		t.Errorf("of an agent and its owner: %v", err)
+	}
 	for code, bad := range map[string]BudgetRequest{
 		"invalid_scope": {Meter: MeterMoney, Limit: "1"}, "invalid_limit": {Owner: "o", Meter: MeterMoney, Limit: "-1"}, "invalid_meter": {Owner: "o", Limit: "1"},
 		"invalid_budget": {Owner: "o", Meter: MeterMoney, Limit: "1", Period: "week"},

@@ -66,25 +66,14 @@ func (b *budgets) poke() {
 	}
 }
 
-// covers reports whether a scope has this target, sandbox, project or owner.
-func covers(b cost.Budget, id, project, owner string) bool {
-	switch b.Scope {
-	case cost.ScopeSandbox:
-		return id != "" && b.ID == id
-	case cost.ScopeProject:
-		return project != "" && b.ID == project
-	}
-	return owner != "" && b.ID == owner
-}
-
 // allow refuses what a spent budget forbids: creates, starts and resumes.
-func (m *Manager) allow(id, project, owner string) error {
+func (m *Manager) allow(p payers) error {
 	holds := m.budgets.holds.Load()
 	if holds == nil {
 		return nil
 	}
 	for _, h := range *holds {
-		if covers(h.budget, id, project, owner) {
+		if p.in(h.budget) {
 			return h.err
 		}
 	}
@@ -161,10 +150,10 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 // between its removal and this.
 func (m *Manager) release() {
 	for _, x := range m.living() {
-		project, owner := x.meter.whose()
+		whose := x.payers()
 		x.mu.Lock()
 		do := wanted(cost.ActionNone, x.status, x.byBudget)
-		if do != cost.ActionNone && (x.acted || m.allow(string(x.id), project, owner) != nil) {
+		if do != cost.ActionNone && (x.acted || m.allow(whose) != nil) {
 			do = cost.ActionNone
 		}
 		x.acted = x.acted || do != cost.ActionNone

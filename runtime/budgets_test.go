@@ -315,6 +315,87 @@ func TestBudgetOfTokens(t *testing.T) {
 	}
 }
 
+// TestBudgetOfAgent: the sandboxes of one agent, one after another, spend one
+// budget, also over a crash; those of another do not.
+func TestBudgetOfAgent(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	born := func(agent string) (sandbox.Sandbox, error) {
+		return h.Create(t.Context(), sandbox.CreateRequest{Actor: "uid:1", Spec: sandbox.Spec{Project: "prj_a", Labels: map[string]string{cost.AgentLabel: agent}}})
+	}
+	enter := func(id sandbox.ID, n uint64) {
+		t.Helper()
+		if _, err := h.PostEntry(t.Context(), cost.EntryRequest{Kind: cost.KindCost, Sandbox: string(id), Meter: "model.tokens", Quantity: cost.Count(n)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := setBudget(t, h, cost.BudgetRequest{Agent: "one", Meter: "model.tokens", Limit: "1000", Period: cost.Day})
+	first, err := born("one")
+	other, err2 := born("two")
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	enter(first.ID, 600)
+	enter(other.ID, 5000)
+	if _, err := h.Remove(t.Context(), string(first.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	spentOf := func(want uint64) {
+		t.Helper()
+		if s, err := h.Budget(t.Context(), b.Key); err != nil || s.Spent != cost.Count(want) {
+			t.Errorf("%s spent, %v; want %d", s.SpentText, err, want)
+		}
+	}
+	spentOf(600)
+	h.crash()
+	h = openWith(t, k, dir, perSecond())
+	spentOf(600)
+	second, err := born("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	enter(second.ID, 400)
+	spentOf(1000)
+	until(t, h, second.ID, func(s sandbox.Sandbox) bool {
+		return s.Status == sandbox.StatusStopped && s.Reason == sandbox.ReasonBudget
+	})
+	if _, err := born("one"); !isSpent(err) {
+		t.Errorf("a third sandbox of the agent: %v", err)
+	}
+	if sb, err := h.Sandbox(t.Context(), string(other.ID)); err != nil || sb.Status != sandbox.StatusRunning {
+		t.Errorf("the other agent's: %s, %v", sb.Status, err)
+	}
+	if _, err := born("two"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStatementLooksAtItsScope: what is not asked about is not read.
+func TestStatementLooksAtItsScope(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	prices := perSecond()
+	h := openWith(t, k, dir, func(c *Config) { prices(c); c.Usage.Interval = time.Hour })
+	mine, other := owned(t, h, "uid:1", "prj_a"), owned(t, h, "uid:2", "prj_b")
+	for _, sb := range []sandbox.Sandbox{mine, other} {
+		k.burn(sb.ID, 7_000_000)
+	}
+	cpu := func(id sandbox.ID) int64 {
+		b := h.box(id)
+		b.meter.mu.Lock()
+		defer b.meter.mu.Unlock()
+		return b.meter.now.Meters.CPU
+	}
+	if s := spent(t, h, cost.StatementQuery{Project: "prj_a"}); s.Total.Meters.CPU < 7_000_000 {
+		t.Errorf("%+v", s.Total)
+	}
+	if cpu(mine.ID) < 7_000_000 || cpu(other.ID) >= 7_000_000 {
+		t.Errorf("read: %d of what was asked about, %d of another", cpu(mine.ID), cpu(other.ID))
+	}
+	if s := spent(t, h, cost.StatementQuery{}); s.Total.Meters.CPU < 14_000_000 || cpu(other.ID) < 7_000_000 {
+		t.Errorf("of all: %+v", s.Total)
+	}
+}
+
 // TestBuildsArePaid: what builds use counts for who asked for them, and a spent
 // budget lets none begin; a repeated request is answered all the same.
 func TestBuildsArePaid(t *testing.T) {

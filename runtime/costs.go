@@ -115,18 +115,13 @@ func (m *Manager) Statement(ctx context.Context, q cost.StatementQuery) (cost.St
 	if err != nil {
 		return cost.Statement{}, err
 	}
-	boxes := m.living()
 	if q.Sandbox != "" {
 		if q.Sandbox, err = m.inLedger(ctx, q.Sandbox); err != nil {
 			return cost.Statement{}, err
 		}
-		boxes = nil
-		if b := m.box(sandbox.ID(q.Sandbox)); b != nil {
-			boxes = []*box{b}
-		}
 	}
 	if time.Until(q.To) > -2*m.cfg.Usage.Interval {
-		if err := m.meterRound(ctx, boxes, true); err != nil {
+		if err := m.meterRound(ctx, m.livingOf(payers{sandbox: q.Sandbox, project: q.Project, owner: q.Owner}), true); err != nil {
 			return cost.Statement{}, err
 		}
 	}

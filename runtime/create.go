@@ -73,7 +73,7 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 		return sandbox.Sandbox{}, false, err
 	}
 	if !spoken { // else it is answered with what there is, or refused
-		if err := m.allow("", p.sb.Spec.Project, payer(p.sb.Owner)); err != nil {
+		if err := m.allow(payersOf(p.sb)); err != nil {
 			return sandbox.Sandbox{}, false, err
 		}
 	}

@@ -15,11 +15,11 @@ import (
 // enforce makes all that lives in a budget's scope be as it must, and reports
 // whether something is not so yet. It waits for none of it.
 func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string) (again bool) {
-	for _, x := range m.inScope(b) {
-		project, owner := x.meter.whose()
+	for _, x := range m.livingOf(payersBy(b)) {
+		whose := x.payers()
 		x.mu.Lock()
 		do, busy := wanted(holds, x.status, x.byBudget), x.acted
-		if do == cost.ActionResume && m.allow(string(x.id), project, owner) != nil {
+		if do == cost.ActionResume && m.allow(whose) != nil {
 			do = cost.ActionNone // another one holds it
 		}
 		x.acted = busy || do != cost.ActionNone

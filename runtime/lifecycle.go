@@ -61,7 +61,7 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "resume", sandbox.StatusPaused)
 		}
-		if err := m.allow(string(sb.ID), sb.Spec.Project, payer(sb.Owner)); err != nil {
+		if err := m.allow(payersOf(sb)); err != nil {
 			return sb, err
 		}
 		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned(actor))
@@ -187,7 +187,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
-		if err := m.allow(string(sb.ID), sb.Spec.Project, payer(sb.Owner)); err != nil {
+		if err := m.allow(payersOf(sb)); err != nil {
 			return sb, err
 		}
 		r, err := m.wholeRoot(ctx, b.id, sb)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -61,19 +62,56 @@ type meter struct {
 	now   point           // what is known
 	wrote sandbox.Reading // the last one in the ledger
 
-	owner, project string // whose budgets it counts for
+	payers payers
 }
 
 // payer is who pays for an owner's sandbox: for those of a build, who asked for
 // the build. The ledger says the same.
 func payer(owner string) string { return strings.TrimPrefix(owner, buildActor) }
 
-// whose returns the project and the owner of a sandbox; of one without a meter
-// none.
-func (t *meter) whose() (project, owner string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.project, t.owner
+// payers are whose budgets a sandbox counts for: its own, and those of each of
+// these that is not empty.
+type payers struct{ sandbox, agent, project, owner string }
+
+func payersOf(sb sandbox.Sandbox) payers {
+	return payers{string(sb.ID), sb.Spec.Labels[cost.AgentLabel], sb.Spec.Project, payer(sb.Owner)}
+}
+
+// in reports whether a budget is for one of them.
+func (p payers) in(b cost.Budget) bool {
+	want := payersBy(b)
+	return want != (payers{}) && want.match(p)
+}
+
+// match reports whether those of p that are asked for, which are not empty,
+// have each other.
+func (p payers) match(has payers) bool {
+	same := func(want, has string) bool { return want == "" || want == has }
+	return same(p.sandbox, has.sandbox) && same(p.agent, has.agent) && same(p.project, has.project) && same(p.owner, has.owner)
+}
+
+// payersBy is the one a budget is for.
+func payersBy(b cost.Budget) (p payers) {
+	switch b.Scope {
+	case cost.ScopeSandbox:
+		p.sandbox = b.ID
+	case cost.ScopeAgent:
+		p.agent = b.ID
+	case cost.ScopeProject:
+		p.project = b.ID
+	case cost.ScopeOwner:
+		p.owner = b.ID
+	}
+	return p
+}
+
+// payers are who pays for a sandbox; for one without a meter it alone does.
+func (b *box) payers() payers {
+	b.meter.mu.Lock()
+	defer b.meter.mu.Unlock()
+	p := b.meter.payers
+	p.sandbox = string(b.id)
+	return p
 }
 
 // permit notes what a sandbox can use at most from now on.
@@ -174,7 +212,7 @@ func (b *box) begin(sb sandbox.Sandbox, boot string, most caps) {
 		p.Meters.Starts = 1
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = sb.Slot, p, true
-	b.meter.owner, b.meter.project, b.meter.caps = payer(sb.Owner), sb.Spec.Project, most
+	b.meter.payers, b.meter.caps = payersOf(sb), most
 }
 
 // goOn starts the meter of a sandbox of an earlier daemon at its last reading.
@@ -206,7 +244,7 @@ func (b *box) goOn(row state.Row, last sandbox.Reading, boot string, most caps) 
 		p = p.next(t, counts{memory: 0, storage: -1}, p.Status)
 	}
 	b.meter.slot, b.meter.now, b.meter.begun = row.Slot, p, true
-	b.meter.owner, b.meter.project, b.meter.caps = payer(row.Owner), row.Spec.Project, most
+	b.meter.payers, b.meter.caps = payersOf(row.Sandbox), most
 }
 
 // measure reads a sandbox's counters; net holds those of all, nil where they
@@ -299,6 +337,9 @@ func (t *meter) worth(n sandbox.Reading) bool {
 // meterRound reads the meters of some boxes and writes what is due. With all
 // set it writes of each what the ledger has no reading of that young.
 func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error {
+	if len(boxes) == 0 {
+		return nil
+	}
 	net, err := m.net.AllBytes()
 	if err != nil {
 		m.log.Warn("read the network counters of all sandboxes: tried again soon", "err", err)
@@ -373,7 +414,6 @@ func (m *Manager) rollUp(ctx context.Context) error {
 // until now, but for what is small and younger than a round. ref, if set, names the one sandbox asked for, which may have been
 // forgotten but for the ledger.
 func (m *Manager) UsageReport(ctx context.Context, ref string, q sandbox.UsageQuery) (sandbox.UsageReport, error) {
-	boxes := m.living()
 	if ref != "" {
 		q.Sandbox = sandbox.ID(ref)
 		sb, err := m.Sandbox(ctx, ref)
@@ -383,13 +423,9 @@ func (m *Manager) UsageReport(ctx context.Context, ref string, q sandbox.UsageQu
 		case !m.state.InLedger(ctx, q.Sandbox):
 			return sandbox.UsageReport{}, err
 		}
-		boxes = nil
-		if b := m.box(q.Sandbox); b != nil {
-			boxes = []*box{b}
-		}
 	}
 	if q.To.IsZero() || time.Until(q.To) > -2*m.cfg.Usage.Interval {
-		if err := m.meterRound(ctx, boxes, true); err != nil {
+		if err := m.meterRound(ctx, m.livingOf(payers{sandbox: string(q.Sandbox)}), true); err != nil {
 			return sandbox.UsageReport{}, err
 		}
 	}

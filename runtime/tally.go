@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -122,11 +123,11 @@ func (m *Manager) foldBox(t *tally, x *box) error {
 
 // counts reports whether an entry is in the budget's scope.
 func (t *tally) counts(p cost.Posted) bool {
-	target := ""
+	who := payers{agent: p.Agent, project: p.Project, owner: p.Owner}
 	if p.Scope == cost.ScopeSandbox {
-		target = p.ID
+		who.sandbox = p.ID
 	}
-	return p.Kind == cost.KindCost && covers(t.row.Budget, target, p.Project, p.Owner)
+	return p.Kind == cost.KindCost && who.in(t.row.Budget)
 }
 
 func (t *tally) foldEntry(p cost.Posted) error {
@@ -153,26 +154,17 @@ func (t *tally) add(money cost.Nano, used cost.Usage) (err error) {
 }
 
 // has reports whether a sandbox is in the budget's scope.
-func (t *tally) has(b *box) bool {
-	project, owner := b.meter.whose()
-	return covers(t.row.Budget, string(b.id), project, owner)
-}
+func (t *tally) has(b *box) bool { return b.payers().in(t.row.Budget) }
 
-// inScope lists what lives in a budget's scope.
-func (m *Manager) inScope(b cost.Budget) []*box {
-	if b.Scope == cost.ScopeSandbox {
-		if x := m.box(sandbox.ID(b.ID)); x != nil {
+// livingOf lists what lives and is paid by all of these that are not empty.
+func (m *Manager) livingOf(of payers) []*box {
+	if of.sandbox != "" {
+		if x := m.box(sandbox.ID(of.sandbox)); x != nil && of.match(x.payers()) {
 			return []*box{x}
 		}
 		return nil
 	}
-	var all []*box
-	for _, x := range m.living() {
-		if project, owner := x.meter.whose(); covers(b, "", project, owner) {
-			all = append(all, x)
-		}
-	}
-	return all
+	return slices.DeleteFunc(m.living(), func(x *box) bool { return !of.match(x.payers()) })
 }
 
 // lookAt finds what was spent, decides, and plans the next look.
@@ -245,7 +237,7 @@ func (m *Manager) pricesChanged(after, until time.Time) bool {
 // buildTally adds up from the database what the period has seen so far: of what
 // lives its totals at the beginning, of what has ended all.
 func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now time.Time) error {
-	boxes := m.inScope(t.row.Budget)
+	boxes := m.livingOf(payersBy(t.row.Budget))
 	if err := m.meterRound(ctx, boxes, true); err != nil { // so that the ledger knows them
 		return err
 	}
@@ -263,16 +255,10 @@ func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now 
 	end := now.Add(aheadOfClock)
 	pieces := openEnded(m.prices.Stretches(span.Start, now), end)
 	times := cost.Instants(pieces)
-	q := state.TotalsQuery{Times: times, From: span.Start}
-	switch b := t.row.Budget; b.Scope {
-	case cost.ScopeSandbox:
-		q.Sandbox = b.ID
-	case cost.ScopeProject:
-		q.Project = b.ID
-	case cost.ScopeOwner:
-		q.Owner = b.ID
-	}
-	all, err := m.state.Totals(ctx, q)
+	p := payersBy(t.row.Budget)
+	all, err := m.state.Totals(ctx, state.TotalsQuery{
+		Times: times, From: span.Start, Sandbox: p.sandbox, Agent: p.agent, Project: p.project, Owner: p.owner,
+	})
 	if err != nil {
 		return err
 	}
@@ -316,16 +302,10 @@ func openEnded(pieces []cost.Stretch, end time.Time) []cost.Stretch {
 
 // addOutside adds what was entered in the period.
 func (m *Manager) addOutside(ctx context.Context, t *tally) error {
-	q := cost.EntryQuery{From: t.span.Start, Kind: cost.KindCost}
-	switch b := t.row.Budget; b.Scope {
-	case cost.ScopeSandbox:
-		q.Sandbox = b.ID
-	case cost.ScopeProject:
-		q.Project = b.ID
-	case cost.ScopeOwner:
-		q.Owner = b.ID
-	}
-	sums, err := m.state.EntrySums(ctx, "", q)
+	p := payersBy(t.row.Budget)
+	sums, err := m.state.EntrySums(ctx, "", cost.EntryQuery{
+		From: t.span.Start, Kind: cost.KindCost, Sandbox: p.sandbox, Agent: p.agent, Project: p.project, Owner: p.owner,
+	})
 	for _, e := range sums {
 		used := cost.Usage{}
 		if e.Meter != "" {
@@ -340,7 +320,7 @@ func (m *Manager) addOutside(ctx context.Context, t *tally) error {
 
 // join gives new sandboxes of the scope a stake.
 func (m *Manager) join(t *tally) {
-	for _, b := range m.inScope(t.row.Budget) {
+	for _, b := range m.livingOf(payersBy(t.row.Budget)) {
 		if t.stakes[b.id] == nil && !t.counted[b.id] {
 			t.stakes[b.id] = &stake{box: b}
 		}

@@ -66,7 +66,7 @@ func (t *tx) post(e cost.Entry, book *cost.Book, actor string) (p cost.Posted, e
 			return p, notFound(e.ID)
 		}
 		if err == nil {
-			err = found.Scan(&p.Owner, &p.Project)
+			err = found.Scan(&p.Owner, &p.Project, &p.Agent)
 		}
 		if err != nil {
 			return p, err
@@ -124,10 +124,11 @@ func scanEntry(row scanner) (p cost.Posted, err error) {
 }
 
 // entriesWhere are the conditions for ?1 ≤ time < ?2, and a sandbox ?3, an owner
-// ?4, a project ?5 and a kind ?6, each if not empty.
+// ?4, a project ?5, a kind ?6 and an agent ?7, each if not empty.
 func entriesWhere(q cost.EntryQuery) string {
 	where := `e.at >= ?1 AND e.at < ?2 AND ` + only("e.target", 3, q.Sandbox) + ` AND ` + only("e.owner", 4, q.Owner) + ` AND ` +
-		only("e.project", 5, q.Project) + ` AND ` + only("e.kind", 6, string(q.Kind))
+		only("e.project", 5, q.Project) + ` AND ` + only("e.kind", 6, string(q.Kind)) + ` AND ` +
+		only(`(SELECT `+agentOf+` FROM ledger l WHERE e.scope = 'sandbox' AND l.sandbox = e.target)`, 7, q.Agent)
 	if q.Sandbox != "" {
 		where += ` AND e.scope = 'sandbox'`
 	}
@@ -142,14 +143,14 @@ func entriesArgs(q cost.EntryQuery) []any {
 	if !q.To.IsZero() {
 		to = q.To.UnixMilli()
 	}
-	return []any{from, to, q.Sandbox, q.Owner, q.Project, string(q.Kind)}
+	return []any{from, to, q.Sandbox, q.Owner, q.Project, string(q.Kind), q.Agent}
 }
 
 // Entries lists entries, the newest first, before the number q.Before if that
 // is not 0.
 func (d *DB) Entries(ctx context.Context, q cost.EntryQuery) ([]cost.Posted, error) {
 	rows, err := d.reader.QueryContext(ctx, `SELECT `+entryColumns+` FROM entries e WHERE `+entriesWhere(q)+`
-		AND (?7 = 0 OR e.number < ?7) ORDER BY e.number DESC LIMIT ?8`, append(entriesArgs(q), q.Before, q.Limit)...)
+		AND (?8 = 0 OR e.number < ?8) ORDER BY e.number DESC LIMIT ?9`, append(entriesArgs(q), q.Before, q.Limit)...)
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -176,7 +177,7 @@ func (d *DB) EntrySums(ctx context.Context, by string, q cost.EntryQuery) ([]Ent
 	}
 	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.kind, e.book, e.meter, sum(e.amount), sum(e.quantity)
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE `+entriesWhere(q)+` AND ?7 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
+		WHERE `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}
@@ -209,9 +210,9 @@ func (d *DB) MeteredEntries(ctx context.Context, by string, q cost.EntryQuery) (
 		from = q.From.UnixMilli()
 	}
 	q.From = time.Time{}
-	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.meter, sum(CASE WHEN e.at < ?8 THEN e.quantity ELSE 0 END), sum(e.quantity)
+	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.meter, sum(CASE WHEN e.at < ?9 THEN e.quantity ELSE 0 END), sum(e.quantity)
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE e.meter <> '' AND `+entriesWhere(q)+` AND ?7 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
+		WHERE e.meter <> '' AND `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}
@@ -225,14 +226,14 @@ func (d *DB) MeteredEntries(ctx context.Context, by string, q cost.EntryQuery) (
 	return all, translate(err)
 }
 
-// entryKey is reportKey for entries; the label is ?7.
+// entryKey is reportKey for entries; the label is ?8.
 func entryKey(by string) (expr, label string, err error) {
 	_, label, err = reportKey(by)
 	switch {
 	case err != nil:
 		return "", "", err
 	case label != "":
-		return `coalesce((SELECT value FROM json_each(l.labels) WHERE key = ?7), '')`, label, nil
+		return `coalesce((SELECT value FROM json_each(l.labels) WHERE key = ?8), '')`, label, nil
 	case by == "sandbox":
 		return `CASE e.scope WHEN 'sandbox' THEN e.target ELSE '' END`, "", nil
 	case by == "image":

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -21,7 +22,11 @@ type TotalsQuery struct {
 	Sandbox  string    // of this one only, if set
 	Owner    string
 	Project  string
+	Agent    string // its cost.AgentLabel
 }
+
+// agentOf is the agent that a ledger row's sandbox is of.
+const agentOf = `l.labels ->> '$.` + cost.AgentLabel + `'`
 
 // Totals are what one sandbox had used at the times of the query.
 type Totals struct {
@@ -52,7 +57,7 @@ func (d *DB) Totals(ctx context.Context, q TotalsQuery) ([]Totals, error) {
 	if !q.To.IsZero() {
 		to = q.To.UnixMilli()
 	}
-	filter := []any{from, to, label, q.Sandbox, q.Owner, q.Project}
+	filter := []any{from, to, label, q.Sandbox, q.Owner, q.Project, q.Agent}
 	out, places, err := q.list(ctx, t, key, filter)
 	if err != nil {
 		return nil, fmt.Errorf("reading what sandboxes used: %w", translate(err))
@@ -95,7 +100,7 @@ func only(column string, n int, value string) string {
 // parameters. The label ?3 is the key's.
 func (q TotalsQuery) existed(n int) string {
 	return fmt.Sprintf(`l.created_at < ?%d AND (l.ended_at IS NULL OR l.ended_at >= ?%d) AND ?%d IS NOT NULL AND `, 2+n, 1+n, 3+n) +
-		only("l.sandbox", 4+n, q.Sandbox) + ` AND ` + only("l.owner", 5+n, q.Owner) + ` AND ` + only("l.project", 6+n, q.Project)
+		only("l.sandbox", 4+n, q.Sandbox) + ` AND ` + only("l.owner", 5+n, q.Owner) + ` AND ` + only("l.project", 6+n, q.Project) + ` AND ` + only(agentOf, 7+n, q.Agent)
 }
 
 // list lists the sandboxes, and where each number stands in the list.
@@ -137,15 +142,16 @@ func (q TotalsQuery) at() string {
 // OwnerOf returns who has a sandbox, living or pruned, and its project.
 // ErrNotFound.
 func (d *DB) OwnerOf(ctx context.Context, id sandbox.ID) (owner, project string, err error) {
+	var agent string
 	found, err := d.first(ctx, sqlOwnerOf, string(id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", "", notFound(id)
 	}
 	if err == nil {
-		err = found.Scan(&owner, &project)
+		err = found.Scan(&owner, &project, &agent)
 	}
 	return owner, project, err
 }
 
-const sqlOwnerOf = `SELECT ` + sqlPayer + `, coalesce(spec ->> '$.project', '') FROM sandboxes WHERE id = ?1
-	UNION ALL SELECT owner, project FROM ledger WHERE sandbox = ?1 LIMIT 1`
+const sqlOwnerOf = `SELECT ` + sqlPayer + `, coalesce(spec ->> '$.project', ''), coalesce(spec ->> '$.labels.` + cost.AgentLabel + `', '') FROM sandboxes WHERE id = ?1
+	UNION ALL SELECT l.owner, l.project, coalesce(` + agentOf + `, '') FROM ledger l WHERE l.sandbox = ?1 LIMIT 1`
