@@ -142,6 +142,9 @@ func (l *Lab) RemoveAgent(ctx context.Context, id project.AgentID, actor string)
 	if err := s.world.Sandboxes.RemoveVolume(ctx, string(id), actor); err != nil && !is(err, sandbox.ErrNotFound) {
 		return err
 	}
+	if err := s.dropBudgets(ctx, actor, id); err != nil {
+		return err
+	}
 	return s.update(ctx, func(t project.Tx) error {
 		if err := t.DeleteAgent(id); err != nil {
 			return err

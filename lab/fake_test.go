@@ -39,6 +39,7 @@ type kept struct {
 	Volumes map[string]bool
 	Images  map[string]sandbox.Image
 	Log     []sandbox.Event
+	Budgets []cost.BudgetState
 	Serial  int64
 }
 
@@ -522,6 +523,7 @@ func (h *host) start() {
 			d, err := time.ParseDuration(expression)
 			return after.Add(d), err
 		},
+		Allowance: Allowance{Meter: "tokens", Limit: 100, Factor: 10, Period: cost.Day},
 		Tick: 20 * time.Millisecond, Window: 400 * time.Millisecond,
 		Step: func(s string) error {
 			if h.step == nil {
@@ -608,4 +610,46 @@ func (h *host) becomes(id project.AgentID, want project.AgentStatus) project.Age
 	var a project.Agent
 	until(h.t, string(id)+" becomes "+string(want), func() bool { a = h.agent(id); return a.Status == want })
 	return a
+}
+
+func (k *kernel) SetBudget(_ context.Context, req cost.BudgetRequest) (cost.BudgetState, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.may("budget", req.Agent); err != nil {
+		return cost.BudgetState{}, err
+	}
+	b, err := req.Budget()
+	if err != nil {
+		return cost.BudgetState{}, err
+	}
+	s := cost.BudgetState{StoredBudget: cost.StoredBudget{Key: cost.NewBudgetKey(), Budget: b, Actor: req.Actor}}
+	i := slices.IndexFunc(k.kept.Budgets, func(o cost.BudgetState) bool {
+		return o.Scope == b.Scope && o.ID == b.ID && o.Meter == b.Meter && o.Period == b.Period
+	})
+	if i < 0 {
+		k.kept.Budgets = append(k.kept.Budgets, s)
+	} else {
+		s.Key = k.kept.Budgets[i].Key
+		k.kept.Budgets[i] = s
+	}
+	k.save()
+	return s, nil
+}
+
+func (k *kernel) Budgets(context.Context) ([]cost.BudgetState, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.kept.Budgets), nil
+}
+
+func (k *kernel) RemoveBudget(_ context.Context, key, _ string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	before := len(k.kept.Budgets)
+	k.kept.Budgets = slices.DeleteFunc(k.kept.Budgets, func(b cost.BudgetState) bool { return b.Key == key })
+	k.save()
+	if len(k.kept.Budgets) == before {
+		return sandbox.Errorf(sandbox.ErrNotFound, "budget_not_found", "no budget %s", key)
+	}
+	return nil
 }

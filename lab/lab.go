@@ -26,7 +26,8 @@ type Config struct {
 	NextRun      NextRun
 	Templates    []project.Template // besides the built-in ones
 	Window       time.Duration      // of promotions that name none; 0: ten minutes
-	Tick         time.Duration      // between two looks at deadlines and alerts; 0: five seconds
+	Allowance    Allowance
+	Tick         time.Duration // between two looks at deadlines and alerts; 0: five seconds
 	Log          *slog.Logger
 
 	// Step, unless nil, is told each step of a promotion before it is taken.

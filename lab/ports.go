@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -30,6 +31,9 @@ type Sandboxes interface {
 	ImportImage(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error)
 	Events(ctx context.Context, after int64, ref string, limit int) ([]sandbox.Event, error)
 	Subscribe() (<-chan struct{}, func())
+	SetBudget(ctx context.Context, req cost.BudgetRequest) (cost.BudgetState, error)
+	Budgets(ctx context.Context) ([]cost.BudgetState, error)
+	RemoveBudget(ctx context.Context, key, actor string) error
 }
 
 // Rows are the lab's rows in one world's database.

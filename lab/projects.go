@@ -146,6 +146,9 @@ func (l *Lab) View(ctx context.Context, ref string) (project.View, error) {
 	if v.Metrics, err = project.Total(own, sums); err != nil {
 		return v, err
 	}
+	if v.Budgets, err = l.viewBudgets(ctx, p.ID, agents); err != nil {
+		return v, err
+	}
 	if v.Experiments, err = l.store.Experiments(ctx, p.ID); err != nil {
 		return v, err
 	}
@@ -335,6 +338,15 @@ func (l *Lab) RemoveProject(ctx context.Context, ref, actor string) error {
 	}
 	if p, err = l.KillProject(ctx, string(p.ID), true, actor); err != nil {
 		return err
+	}
+	agents, err := l.store.Agents(ctx, p.ID)
+	if err != nil {
+		return err
+	}
+	for _, a := range agents {
+		if err := l.own.dropBudgets(ctx, actor, a.ID); err != nil {
+			return err
+		}
 	}
 	return l.update(ctx, func(t project.Tx) error {
 		if err := t.DeleteProject(p.ID); err != nil {

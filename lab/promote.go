@@ -522,6 +522,9 @@ func (l *Lab) unregister(to *supervisor, m project.Move) error {
 	if err := l.step("forget %s", m.Type); err != nil {
 		return err
 	}
+	if err := to.dropBudgets(l.life, "promotion", m.To); err != nil {
+		return err
+	}
 	return to.update(l.life, func(t project.Tx) error { return t.DeleteAgent(m.To) })
 }
 

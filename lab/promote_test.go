@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -96,6 +97,13 @@ func (h *host) settled(c crew, p project.Promotion) {
 			h.t.Errorf("the paused agent is %s after a rollback", got.Status)
 		}
 	}
+	h.budgeted("the lab", h.lab, "1000", c.earns.ID, c.loses.ID, c.rests.ID, c.fails.ID)
+	if p.Status == project.PromotionDone {
+		until(h.t, "they have their budgets in production", func() bool { all, _ := h.far.Budgets(context.Background()); return len(all) == 2 })
+		h.budgeted("production", h.far, "100", c.earns.ID.Promoted(), c.rests.ID.Promoted())
+	} else {
+		h.budgeted("production", h.far, "100")
+	}
 	for _, a := range v.Agents {
 		if a.Held != "" {
 			h.t.Errorf("agent %s is held by %s after the end", a.ID, a.Held)
@@ -109,6 +117,25 @@ func (h *host) settled(c crew, p project.Promotion) {
 	}
 	if a := h.agent(c.fails.ID); a.Status != project.AgentFailed {
 		h.t.Errorf("the failed agent is %s", a.Status)
+	}
+}
+
+// budgeted fails the test unless a world has a budget of tokens for each of
+// these agents, and no other.
+func (h *host) budgeted(where string, k *kernel, limit string, want ...project.AgentID) {
+	h.t.Helper()
+	all, _ := k.Budgets(context.Background())
+	var got []project.AgentID
+	for _, b := range all {
+		got = append(got, project.AgentID(b.ID))
+		if b.Scope != cost.ScopeAgent || b.Meter != "tokens" || b.Limit.String() != limit || b.Period != cost.Day {
+			h.t.Errorf("a budget in %s: %+v", where, b)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		h.t.Errorf("budgets in %s of %v, want %v", where, got, want)
 	}
 }
 

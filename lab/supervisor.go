@@ -285,6 +285,10 @@ func gone(err error) error {
 // begin takes a pending agent to active: a running sandbox, its config in it,
 // its process. Where that fails the agent waits, or gave up.
 func (k *keeper) begin(ctx context.Context, a project.Agent) (time.Duration, error) {
+	a, err := k.allot(ctx, a)
+	if err != nil {
+		return 0, err
+	}
 	sb, p, err := k.launch(ctx, a)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -67,6 +68,7 @@ type Agent struct {
 	Sandbox   sandbox.ID        `json:"sandbox,omitempty" doc:"The one it runs in."`
 	Process   sandbox.ProcessID `json:"process,omitempty"`
 	Account   sandbox.ID        `json:"account,omitempty" doc:"Its first sandbox: money entered for the agent is booked there, however often it gets another."`
+	Budget    string            `json:"budget,omitempty" doc:"The id of the budget it began with."`
 	Volume    string            `json:"volume,omitempty" doc:"Mounted at /workspace."`
 	Restarts  int               `json:"restarts" doc:"Since it was last started on request."`
 	Failures  int               `json:"failures" doc:"Restarts in a row, for the backoff."`
@@ -88,6 +90,7 @@ type AgentSpec struct {
 	User    string                `json:"user,omitempty" maxLength:"64"`
 	Limits  sandbox.Limits        `json:"limits,omitempty"`
 	Network sandbox.NetworkPolicy `json:"network,omitempty"`
+	Entries bool                  `json:"cost_entries,omitempty" doc:"Its programs may enter what they cost and earn: see sbx."`
 	Restart RestartPolicy         `json:"restart,omitempty"`
 	Health  *HealthCheck          `json:"health,omitempty"`
 	Config  map[string]any        `json:"config,omitempty" doc:"Any object; the agent finds it in the file that AGENT_CONFIG names."`
@@ -235,7 +238,7 @@ func (a Agent) Environment() map[string]string {
 
 // The labels of an agent's sandboxes, by which money is told apart.
 const (
-	LabelAgent      = "agent"
+	LabelAgent      = cost.AgentLabel
 	LabelProject    = "project" // of a workspace
 	LabelDepartment = "department"
 )
@@ -244,7 +247,7 @@ const (
 func (a Agent) SandboxSpec() sandbox.Spec {
 	s := sandbox.Spec{
 		Name: string(a.ID), Image: a.Spec.Image, Env: a.Environment(), User: a.Spec.User, Limits: a.Spec.Limits, Network: a.Spec.Network,
-		Labels: map[string]string{LabelAgent: string(a.ID)},
+		CostEntries: a.Spec.Entries, Labels: map[string]string{LabelAgent: string(a.ID)},
 	}
 	maps.Copy(s.Env, a.Spec.Env)
 	if a.Project != "" {

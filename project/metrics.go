@@ -72,11 +72,12 @@ func Total(own Money, agents []Money) (Metrics, error) {
 // View is a project with all there is to see of it.
 type View struct {
 	Project
-	Metrics     Metrics      `json:"metrics"`
-	Agents      []AgentView  `json:"agents"`
-	Experiments []Experiment `json:"experiments"`
-	Evaluation  *Evaluation  `json:"evaluation,omitempty" doc:"The last."`
-	Promotion   *Promotion   `json:"promotion,omitempty" doc:"The last."`
+	Metrics     Metrics            `json:"metrics"`
+	Agents      []AgentView        `json:"agents"`
+	Experiments []Experiment       `json:"experiments"`
+	Budgets     []cost.BudgetState `json:"budgets,omitempty" doc:"Of the project, and of its agents."`
+	Evaluation  *Evaluation        `json:"evaluation,omitempty" doc:"The last."`
+	Promotion   *Promotion         `json:"promotion,omitempty" doc:"The last."`
 }
 
 // AgentView is an agent with what it came to.

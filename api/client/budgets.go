@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/cost"
 )
 
-// SetBudget sets the budget of a sandbox, project or owner, in place of the one
+// SetBudget sets the budget of a sandbox, agent, project or owner, in place of the one
 // it has for the same meter and period.
 func (c *Client) SetBudget(ctx context.Context, req cost.BudgetRequest) (cost.BudgetState, error) {
 	return post[cost.BudgetState](ctx, c, path("budgets"), req, nil)

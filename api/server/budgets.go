@@ -30,7 +30,7 @@ type budgetInput struct{ Body cost.BudgetRequest }
 func (s *server) budgetRoutes() {
 	register(s, huma.Operation{
 		OperationID: "set-budget", Method: http.MethodPost, Path: "/v1/budgets", DefaultStatus: http.StatusOK,
-		Summary: "Set the budget of a sandbox, project or owner, in place of the one for the same meter and period", Tags: []string{"costs"},
+		Summary: "Set the budget of a sandbox, agent, project or owner, in place of the one for the same meter and period", Tags: []string{"costs"},
 	}, func(ctx context.Context, in *budgetInput) (*result[cost.BudgetState], error) {
 		req := in.Body
 		req.Actor = actorOf(ctx)

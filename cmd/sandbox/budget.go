@@ -16,8 +16,8 @@ import (
 func (c *cli) budgetCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "budget", Short: "Limit what is spent, and stop it in time",
-		Long: `A budget limits one meter of a sandbox, a project or an owner: money, cpu, memory,
-storage, net, wall, or a custom meter as model.tokens. At thresholds it warns with
+		Long: `A budget limits one meter of a sandbox, an agent, a project or an owner: money,
+cpu, memory, storage, net, wall, or a custom meter as model.tokens. At thresholds it warns with
 an event, pauses or stops. The daemon carries it out, whether anybody is connected
 or not, and while it is spent nothing of its scope can be created, started or
 resumed.`,
@@ -41,7 +41,7 @@ var budgetMeters = []struct {
 
 func (c *cli) budgetSetCmd() *cobra.Command {
 	var f targetFlags
-	var period, meter, limit string
+	var period, meter, limit, agent string
 	var at []string
 	limits := make([]string, len(budgetMeters))
 	cmd := &cobra.Command{
@@ -50,11 +50,12 @@ func (c *cli) budgetSetCmd() *cobra.Command {
 resumes what the budget has paused; what it has stopped can be started again.`,
 		Example: `  sandbox budget set dev --cpu 90m
   sandbox budget set --project prj_shop --money 25 --per month --at 50=warn,90=pause,100=stop
+  sandbox budget set --agent scraper_k3m5x7qa --meter tokens --limit 2000000 --per day
   sandbox budget set --owner uid:1000 --meter model.tokens --limit 1000000 --per day`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: c.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := cost.BudgetRequest{
-				Sandbox: argOr(args), Project: f.project, Owner: f.owner, Meter: cost.Meter(meter), Limit: limit, Period: cost.Period(period),
+				Sandbox: argOr(args), Agent: agent, Project: f.project, Owner: f.owner, Meter: cost.Meter(meter), Limit: limit, Period: cost.Period(period),
 			}
 			for i, m := range budgetMeters {
 				if limits[i] == "" {
@@ -88,6 +89,7 @@ resumes what the budget has paused; what it has stopped can be started again.`,
 	}
 	f.add(cmd, "the budget is")
 	fl := cmd.Flags()
+	fl.StringVar(&agent, "agent", "", "the budget is of this agent, whatever sandboxes it gets")
 	for i, m := range budgetMeters {
 		fl.StringVar(&limits[i], m.flag, "", m.help)
 	}

@@ -269,6 +269,12 @@ func projectTable(w io.Writer, v project.View) error {
 			return err
 		}
 	}
+	if len(v.Budgets) > 0 {
+		fmt.Fprintln(w)
+		if err := budgetTable(w, v.Budgets); err != nil {
+			return err
+		}
+	}
 	if len(v.Experiments) == 0 {
 		return nil
 	}

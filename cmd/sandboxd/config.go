@@ -178,7 +178,7 @@ func builtinConfig() config {
 		},
 		Image: "host", ImageCache: 4 << 30,
 		Defaults:   limitConfig{CPUs: 1, Memory: 512 << 20, PIDs: 512, OpenFiles: 4096, Disk: 2 << 30, Inodes: 200000},
-		Lab:        labConfig{Window: duration(10 * time.Minute)},
+		Lab:        builtinLab(),
 		Production: builtinProduction(),
 		Webhooks:   webhookConfig{GiveUp: duration(24 * time.Hour), Refusals: 10},
 	}

@@ -36,6 +36,23 @@ var (
 type labConfig struct {
 	Window    duration           `yaml:"promotion_window"` // how long health decides on a promotion
 	Templates []project.Template `yaml:"experiment_templates"`
+	Tokens    tokensConfig       `yaml:"agent_tokens"`
+}
+
+// tokensConfig is the budget that agents begin with.
+type tokensConfig struct {
+	Production uint64      `yaml:"production"`     // tokens of one agent there; 0: agents begin without a budget
+	Factor     uint64      `yaml:"sandbox_factor"` // in the lab it has so many times that
+	Meter      cost.Meter  `yaml:"meter"`
+	Period     cost.Period `yaml:"period"`
+}
+
+func builtinLab() labConfig {
+	return labConfig{Window: duration(10 * time.Minute), Tokens: tokensConfig{Production: 1_000_000, Factor: 10, Meter: "tokens", Period: cost.Day}}
+}
+
+func (t tokensConfig) allowance() lab.Allowance {
+	return lab.Allowance{Limit: t.Production, Factor: t.Factor, Meter: t.Meter, Period: t.Period}
 }
 
 // productionConfig is about the production world.
@@ -78,6 +95,9 @@ func (c config) checkLab() []error {
 	}
 	if c.Lab.Window == 0 || time.Duration(c.Lab.Window) > 7*24*time.Hour {
 		errs = append(errs, errors.New("lab.promotion_window: use more than 0 and at most 168h"))
+	}
+	if err := c.Lab.Tokens.allowance().Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("lab.agent_tokens: %w", err))
 	}
 	seen := map[string]bool{}
 	for _, t := range c.Lab.Templates {
@@ -248,7 +268,7 @@ func (w *worlds) view() server.Manager {
 func (w *worlds) openLab(ctx context.Context) (*lab.Lab, error) {
 	l := lab.New(lab.Config{
 		Store: w.parts.db, Sandboxes: w.m, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
-		NextRun: runtime.NextRun, Templates: w.c.Lab.Templates, Window: time.Duration(w.c.Lab.Window), Log: w.log,
+		NextRun: runtime.NextRun, Templates: w.c.Lab.Templates, Window: time.Duration(w.c.Lab.Window), Allowance: w.c.Lab.Tokens.allowance(), Log: w.log,
 	})
 	w.lab = l
 	return l, l.Start(ctx)
