@@ -523,8 +523,7 @@ func (h *host) start() {
 			d, err := time.ParseDuration(expression)
 			return after.Add(d), err
 		},
-		Allowance: Allowance{Meter: "tokens", Limit: 100, Factor: 10, Period: cost.Day},
-		Tick: 20 * time.Millisecond, Window: 400 * time.Millisecond,
+		Allowance: Allowance{Meter: "tokens", Limit: 100, Factor: 10, Period: cost.Day}, Tick: 20 * time.Millisecond, Window: 400 * time.Millisecond,
 		Step: func(s string) error {
 			if h.step == nil {
 				return nil
