@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -102,6 +103,71 @@ func TestCostsFromInside(t *testing.T) {
 	}
 	s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_it"})
 	if err != nil || s.Total.Outside != 3*cost.Unit || s.Total.Revenue != 10*cost.Unit {
+		t.Errorf("%+v, %v", s.Total, err)
+	}
+}
+
+// TestProgramInside: a plain shell enters what its sandbox costs and earns,
+// any user of it may, also while there is no daemon for a moment, in each root
+// the sandbox gets; one that was not made for it has no such program.
+func TestProgramInside(t *testing.T) {
+	d := install(t, books())
+	sb, mute := d.create(t, sandbox.Spec{CostEntries: true, Project: "prj_it"}), d.create(t, sandbox.Spec{})
+	dash := func(user, script string) result {
+		t.Helper()
+		r, err := d.try(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"dash", "-c", script}, User: user})
+		if err != nil {
+			t.Fatalf("%s: %v", script, err)
+		}
+		return r
+	}
+	tokens := "sbx cost add --meter model.tokens --qty 1500 --key a --note 'call 17'"
+	for _, user := range []string{"", "nobody", ""} { // once for its key
+		if r := dash(user, tokens); r.exit.Code != 0 || r.stdout != "3\n" {
+			t.Fatalf("tokens, as %q: %+v", user, r)
+		}
+	}
+	// Without a key each is another one.
+	if r := dash("", "sbx revenue add --amount 4 && sbx revenue add --amount 4"); r.exit.Code != 0 || r.stdout != "4\n4\n" {
+		t.Errorf("revenue: %+v", r)
+	}
+	for script, code := range map[string]int{"sbx cost add --meter cpu --qty 1": 1, "sbx cost add --amount -1": 1, "sbx cost": 2} {
+		if r := dash("", script); r.exit.Code != code || r.stderr == "" {
+			t.Errorf("%s: %+v", script, r)
+		}
+	}
+	// What is begun while there is no daemon is told to the next one, once.
+	p, err := d.StartProcess(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"dash", "-c", "sleep 1; sbx revenue add --amount 2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.kill()
+	<-time.After(1500 * time.Millisecond) // it asks meanwhile
+	d.start()
+	testenv.Eventually(t, 30*time.Second, "the entry of the time between is taken", func() bool {
+		all, err := d.Processes(t.Context(), string(sb.ID))
+		for _, x := range all {
+			if x.ID == p.ID && x.Exit != nil && x.Exit.Code == 0 {
+				return true
+			}
+		}
+		return err != nil
+	})
+	// It can be neither read nor changed, and is there after a reset.
+	if r := dash("", "cat /dev/sandbox/sbx >/dev/null || rm /dev/sandbox/sbx || echo x >/dev/sandbox/sbx"); r.exit.Code == 0 {
+		t.Errorf("the program was read, or removed: %+v", r)
+	}
+	if _, err := d.Reset(t.Context(), string(sb.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if r := dash("", "sbx revenue add --amount 1"); r.exit.Code != 0 {
+		t.Errorf("after a reset: %+v", r)
+	}
+	if r := d.exec(t, string(mute.ID), "dash", "-c", "command -v sbx || /dev/sandbox/sbx --help"); r.exit.Code == 0 {
+		t.Errorf("one that may not has it: %+v", r)
+	}
+	s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_it"})
+	if err != nil || s.Total.Outside != 3*cost.Unit || s.Total.Revenue != 11*cost.Unit {
 		t.Errorf("%+v, %v", s.Total, err)
 	}
 }

@@ -130,7 +130,7 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
 		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles,
-		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files, LastProcess: last,
+		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files, LastProcess: last, Entries: sb.Spec.CostEntries,
 	}}
 	o.root, err = m.roots.Mount(ctx, rootfs.MountSpec{
 		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),

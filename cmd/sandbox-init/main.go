@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 
 	"github.com/sandboxd/sandboxd/internal/initd"
+	"github.com/sandboxd/sandboxd/internal/sbx"
 )
 
 // version is set by the linker.
@@ -40,7 +41,7 @@ func main() {
 }
 
 // calls are the names this program answers to inside a sandbox.
-var calls = map[string]func(args []string) int{}
+var calls = map[string]func(args []string) int{"sbx": sbx.Main}
 
 func run() error {
 	if err := initd.Prepare(); err != nil {

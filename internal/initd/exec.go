@@ -54,7 +54,7 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 	if err != nil {
 		return nil, err
 	}
-	env := buildEnv(acc, spec, cfg.Env)
+	env := buildEnv(acc, spec, cfg.Configure)
 	dir := workDir(spec, cfg.Configure, acc)
 	id := s.procs.newID()
 	p := &process{out: newRing(s.procs.ringSize(spec.OutputBytes))}
@@ -202,15 +202,18 @@ func workDir(spec sandbox.ProcessSpec, cfg initproto.Configure, acc account) str
 	return "/"
 }
 
-func buildEnv(acc account, spec sandbox.ProcessSpec, shared map[string]string) map[string]string {
+func buildEnv(acc account, spec sandbox.ProcessSpec, shared initproto.Configure) map[string]string {
 	env := map[string]string{
 		"PATH": defaultPath, "HOME": acc.home, "USER": acc.name, "LOGNAME": acc.name, "SHELL": acc.shell,
 	}
 	if spec.TTY != nil {
 		env["TERM"] = "xterm-256color"
 	}
-	for _, m := range []map[string]string{shared, spec.Env} {
+	for _, m := range []map[string]string{shared.Env, spec.Env} {
 		maps.Copy(env, m)
+	}
+	if shared.Entries {
+		env["PATH"] += ":" + entriesDir
 	}
 	return env
 }

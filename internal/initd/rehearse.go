@@ -40,7 +40,7 @@ func (s *Server) rehearse(w *worker) {
 	defer st.closeChild()
 	now := time.Now()
 	_, _ = json.Marshal(sandbox.Process{ID: "p0", Argv: spec.Argv, StartedAt: now, Exit: &sandbox.ExitStatus{At: now}})
-	attr := &syscall.ProcAttr{Dir: "/", Env: envList(buildEnv(acc, spec, nil)), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
+	attr := &syscall.ProcAttr{Dir: "/", Env: envList(buildEnv(acc, spec, initproto.Configure{})), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
 		Setsid: true, Credential: &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups},
 	}}
 	s.procs.mu.Lock()

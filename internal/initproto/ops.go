@@ -77,6 +77,7 @@ type Configure struct {
 	Root         bool                 `json:"root,omitempty"`
 	IfIdle       bool                 `json:"if_idle,omitempty"` // take the root only if no process runs in the one before, and go on with all else
 	Extra        []string             `json:"extra,omitempty"`   // where the extra mounts go
+	Entries      bool                 `json:"entries,omitempty"` // programs find sbx, which enters costs and revenue
 }
 
 // Prepare carries what a configuration will need and can have before it. The

@@ -63,6 +63,8 @@ type Config struct {
 	// way; else it is class ErrConflict with code root_busy and nothing
 	// changed. What earlier processes left outside their files stays.
 	IfIdle bool
+	// Entries lets programs find sbx, which enters costs and revenue.
+	Entries bool
 	// Timings, if not nil, is filled in.
 	Timings *Timings
 }
@@ -118,7 +120,7 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
 		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
-		IfIdle: cfg.IfIdle,
+		IfIdle: cfg.IfIdle, Entries: cfg.Entries,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot

@@ -17,6 +17,8 @@ import (
 //	                        sandbox does not map, so that its root can neither
 //	                        read, trace nor open the memory of what runs from it
 //	skeleton/dev            the sandbox's /dev: bound read-only, nodes by mknod here
+//	skeleton/dev/sandbox/sbx     where PID 1 places its program once more, for those
+//	                        who may enter costs
 //	skeleton/stage          the program of libcontainer's stages, if there is one
 //	                        but the daemon: a link to a sealed memory file
 //
@@ -74,7 +76,7 @@ func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
 	if err := unix.Mount("skeleton", dir, "tmpfs", unix.MS_NOSUID, "mode=711,size=64m"); err != nil {
 		return s, fmt.Errorf("mount the skeleton on %s: %w", dir, err)
 	}
-	for _, d := range []string{s.root(), s.root() + "/proc", s.root() + "/sys", s.root() + "/dev", s.root() + newRootDir, s.dev(), s.dev() + "/pts", s.dev() + "/shm", s.dev() + "/mqueue"} {
+	for _, d := range []string{s.root(), s.root() + "/proc", s.root() + "/sys", s.root() + "/dev", s.root() + newRootDir, s.dev(), s.dev() + "/pts", s.dev() + "/shm", s.dev() + "/mqueue", s.dev() + "/sandbox"} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return s, err
 		}
@@ -83,6 +85,9 @@ func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
 		return s, fmt.Errorf("write %s: %w", initPath, err)
 	}
 	if err := os.Chmod(s.root()+initPath, 0o111); err != nil {
+		return s, err
+	}
+	if err := os.WriteFile(s.dev()+"/sandbox/sbx", nil, 0); err != nil {
 		return s, err
 	}
 	for _, d := range deviceNodes {
