@@ -28,6 +28,13 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	if path := os.Getenv(stepsVar); path != "" {
+		if err := rollVictim(path); err != nil {
+			fmt.Fprintln(os.Stderr, "victim:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if path := os.Getenv(rollerVar); path != "" {
 		if err := rollForever(path); err != nil {
 			fmt.Fprintln(os.Stderr, "roller:", err)

@@ -445,6 +445,15 @@ func TestReportOfTenMillion(t *testing.T) {
 		}
 		t.Logf("what costs are made of, in %s", time.Since(began))
 	}
+	for range 2 { // the floor: no more than read them
+		began := time.Now()
+		var cpu, rows int64
+		err := d.reader.QueryRow(`SELECT sum(cpu), count(*) FROM readings WHERE at >= ? AND at < ?`, month.UnixMilli(), month.AddDate(0, 1, 0).UnixMilli()).Scan(&cpu, &rows)
+		if err != nil || rows < sandboxes*each/2 {
+			t.Fatalf("%d rows, %v", rows, err)
+		}
+		t.Logf("one sum over %d of them, in %s", rows, time.Since(began))
+	}
 	var pages, size int64
 	if err := d.reader.QueryRow(`SELECT page_count, page_size FROM pragma_page_count, pragma_page_size`).Scan(&pages, &size); err != nil {
 		t.Fatal(err)
