@@ -88,6 +88,14 @@ test: ## all three test lanes, each to its end, then a summary
 	scripts/test-summary.sh $(OUT)/unit.json $(OUT)/root.json $(OUT)/vm.json || failed="$$failed summary"; \
 	[ -z "$$failed" ] || { echo "FAIL:$$failed"; exit 1; }
 
+.PHONY: sdk
+sdk: sdk/js/node_modules ## write the types of the JavaScript client from the daemon's own document
+	SANDBOXD_OPENAPI_OUT=$(CURDIR)/sdk/js/openapi.json go test ./api/server -run 'TestOpenAPI$$' -count 1
+	cd sdk/js && npm run --silent generate && npm run --silent check
+
+sdk/js/node_modules: sdk/js/package-lock.json
+	cd sdk/js && npm ci --no-audit --no-fund --ignore-scripts && touch node_modules
+
 .PHONY: test-unit
 test-unit: build $(TOOLS)/gotestsum ## tests that need neither root nor a particular kernel
 	@mkdir -p $(OUT); echo '== test-unit'

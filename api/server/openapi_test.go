@@ -2,8 +2,10 @@ package server_test
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -69,6 +71,14 @@ func TestOpenAPI(t *testing.T) {
 	var doc document
 	if err := json.Unmarshal(raw, &doc); err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%d %v", w.Code, err)
+	}
+	if to := os.Getenv("SANDBOXD_OPENAPI_OUT"); to != "" { // make sdk
+		var whole any
+		err := json.Unmarshal(raw, &whole)
+		sorted, merr := json.Marshal(whole)
+		if err := errors.Join(err, merr, os.WriteFile(to, sorted, 0o644)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if doc.OpenAPI != "3.1.0" {
 		t.Errorf("version %q", doc.OpenAPI)

@@ -31,6 +31,7 @@ skip=$skip'|TestNetRate|TestNetFault|TestAuditIsBoundedInTheKernel|TestTooManyCo
 skip=$skip'|TestNetworkAttempts|TestKillDaemonInSnapshots|TestCommandLine|TestModel$|TestExplainAgreesWithTheKernel|TestPoolServesAndIsSwept'
 skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenFiles|TestHostSecretsStayOutside|TestBuildCommands|TestStopOfAMainProcess'
 skip=$skip'|TestMCP|TestBootID'
+skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
