@@ -124,7 +124,7 @@ func codeOfClass(class error) string {
 }
 
 // Err turns a problem back into the error it was made of: an *sandbox.Error
-// with the class the status stands for, the code and the detail.
+// with the class the status stands for, the code, the detail, and the problem itself as the cause.
 func (p *Problem) Err() error {
 	code := p.Code
 	if code == "" {
@@ -134,7 +134,7 @@ func (p *Problem) Err() error {
 	if detail == "" {
 		detail = fmt.Sprintf("the server answered %d %s", p.Status, http.StatusText(p.Status))
 	}
-	return &sandbox.Error{Class: ClassOf(p.Status), Code: code, Detail: detail}
+	return &sandbox.Error{Class: ClassOf(p.Status), Code: code, Detail: detail, Cause: p}
 }
 
 // Error makes a Problem an error as it stands, for the server's framework.

@@ -32,6 +32,7 @@ type Client struct {
 	ws   *http.Client // for streams, whose connections are used once: without large buffers
 	// patience is how long a process stream tries to find the daemon again.
 	patience time.Duration
+	retries  int // see WithRetries
 }
 
 // Option changes a Client.
@@ -95,28 +96,34 @@ type call struct {
 // do sends a request and returns a good response, whose body the caller
 // closes. A problem comes back as the error it was.
 func (c *Client) do(ctx context.Context, in call) (*http.Response, error) {
+	return c.retry(ctx, in)
+}
+
+// send sends a request once. With an error it tells how long the server asks
+// to wait before the next.
+func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Duration, error) {
 	target := c.base + in.path
 	if len(in.query) > 0 {
 		target += "?" + in.query.Encode()
 	}
 	req, err := http.NewRequestWithContext(ctx, in.method, target, in.body)
 	if err != nil {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
+		return nil, 0, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
 	}
 	maps.Copy(req.Header, in.header)
-	send := c.http.Do
+	roundTrip := c.http.Do
 	if in.short && c.unix != nil {
-		send = c.unix.roundTrip
+		roundTrip = c.unix.roundTrip
 	}
-	resp, err := send(req)
+	resp, err := roundTrip(req)
 	if err != nil {
-		return nil, c.unreachable(ctx, err)
+		return nil, 0, c.unreachable(ctx, err)
 	}
 	if resp.StatusCode >= 300 {
 		defer resp.Body.Close()
-		return nil, problem(resp)
+		return nil, retryAfter(resp.Header), problem(resp)
 	}
-	return resp, nil
+	return resp, 0, nil
 }
 
 // unreachable says that the daemon does not answer, and what to do.
