@@ -103,7 +103,7 @@ func TestRollUpKilledAtEveryStep(t *testing.T) {
 			break
 		}
 		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL { //nolint:errcheck,forcetypeassert // on Linux
+		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("step %d: %v", steps+1, err)
 		}
 		if got := readings(t, d); !slices.Equal(got, before) {

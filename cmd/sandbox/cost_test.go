@@ -85,6 +85,19 @@ func TestPlotOf(t *testing.T) {
 			t.Errorf("bar %d: %+v, nothing is at %d", i, b, p.Zero)
 		}
 	}
+	for _, c := range []struct {
+		values      []cost.Nano
+		least, most string
+	}{{[]cost.Nano{3, 5, 4}, "0.000000003", "0.000000005"}, {[]cost.Nano{-3, -5}, "-0.000000005", "-0.000000003"}, {[]cost.Nano{7}, "0.000000007", "0.000000007"}, {[]cost.Nano{0, 0}, "0", "0"}, {nil, "", ""}} {
+		over = nil
+		for _, n := range c.values {
+			over = append(over, cost.Statement{From: time.Unix(0, 0), To: time.Unix(3600, 0), Total: cost.StatementLine{Cost: n}})
+		}
+		p := plotOf("x", over, func(l cost.StatementLine) (int64, string) { return int64(l.Cost), l.Cost.String() })
+		if p.Least != c.least || p.Most != c.most || len(p.Bars) != len(c.values) || (p.To == "1970-01-01 01:00") != (len(over) > 0) {
+			t.Errorf("%v: %+v", c.values, p)
+		}
+	}
 	if share(1, cost.MaxNano) != 1 || share(cost.MaxNano, cost.MaxNano) != 40 || share(-1, 5) != 0 || share(0, 0) != 0 {
 		t.Error("bars of a chart have the wrong length")
 	}

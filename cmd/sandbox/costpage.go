@@ -20,6 +20,7 @@ const (
 	maxSteps   = 100 // of a plot
 	plotWidth  = 1000
 	plotHeight = 200
+	plotTime   = "2006-01-02 15:04"
 	monthSpan  = 30 * 24 * time.Hour // of a page without a beginning
 )
 
@@ -92,6 +93,7 @@ func stepsOf(from, to time.Time) []time.Time {
 // plot is one drawing of values over time.
 type plot struct {
 	Title, Least, Most string
+	From, To           string
 	Zero               int // where nothing is
 	Bars               []column
 }
@@ -104,23 +106,27 @@ type column struct {
 // plotOf draws values as bars from the line of nothing up or down. Whole
 // numbers are enough for a drawing, and cannot lie about the sign of one.
 func plotOf(title string, over []cost.Statement, value func(cost.StatementLine) (n int64, text string)) plot {
-	var least, most int64
-	for _, s := range over {
-		n, _ := value(s.Total)
+	p := plot{Title: title}
+	var least, most, low, high int64 // low and high are those of the values, the others have 0 among them
+	for i, s := range over {
+		n, text := value(s.Total)
 		least, most = min(least, n), max(most, n)
+		if i == 0 || n < low {
+			low, p.Least = n, text
+		}
+		if i == 0 || n > high {
+			high, p.Most = n, text
+		}
+	}
+	if len(over) > 0 {
+		p.From, p.To = over[0].From.UTC().Format(plotTime), over[len(over)-1].To.UTC().Format(plotTime)
 	}
 	step := most/plotHeight - least/plotHeight + 1 // of one pixel
-	p := plot{Title: title, Zero: int(most / step)}
+	p.Zero = int(most / step)
 	width := plotWidth / max(1, len(over))
 	for i, s := range over {
 		n, text := value(s.Total)
-		if n == most {
-			p.Most = text
-		}
-		if n == least {
-			p.Least = text
-		}
-		b := column{X: i * width, Width: max(1, width-1), Tip: s.From.UTC().Format("2006-01-02 15:04") + ": " + text}
+		b := column{X: i * width, Width: max(1, width-1), Tip: s.From.UTC().Format(plotTime) + ": " + text}
 		switch high := int(n / step); {
 		case n > 0:
 			b.Height = max(1, high)
@@ -194,13 +200,13 @@ var page = template.Must(template.New("page").Parse(`<!doctype html>
 body{font:15px/1.5 system-ui,sans-serif;max-width:1040px;margin:2em auto;padding:0 1em;color:#222;background:#fff}
 table{border-collapse:collapse;width:100%}td,th{padding:.25em .6em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
 figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto;background:#f6f6f6}rect{fill:#3b6ea5}rect:hover{fill:#d2691e}line{stroke:#888}
-small{color:#666}tfoot td{font-weight:600}
+small{color:#666;display:flex;justify-content:space-between}td:first-child{overflow-wrap:anywhere}tfoot td{font-weight:600}
 </style></head><body>
 <h1>{{.Title}}</h1>
 <p>{{.From}} to {{.To}}{{if .Currency}}, in {{.Currency}}{{end}}{{if .Book}}, rated anew with {{.Book}}{{end}}</p>
 {{range .Plots}}<figure><figcaption>{{.Title}}</figcaption>
 <svg viewBox="0 0 1000 206" role="img" aria-label="{{.Title}}">{{range .Bars}}{{if .Height}}<rect x="{{.X}}" y="{{.Y}}" width="{{.Width}}" height="{{.Height}}"><title>{{.Tip}}</title></rect>{{end}}{{end}}<line x1="0" x2="1000" y1="{{.Zero}}" y2="{{.Zero}}"/></svg>
-<small>least {{.Least}}, most {{.Most}}</small></figure>
+<small><span>{{.From}}</span><span>least {{.Least}}, most {{.Most}}</span><span>{{.To}}</span></small></figure>
 {{end}}<table><thead><tr><th>{{if .By}}{{.By}}{{end}}</th><th>Sandboxes</th><th>CPU</th><th>Memory for an hour</th><th>Usage</th><th>Outside</th><th>Cost</th><th>Revenue</th><th>Profit</th><th>ROI</th></tr></thead>
 <tbody>{{range .Lines}}{{template "line" .}}{{end}}</tbody><tfoot>{{template "line" .Total}}</tfoot></table>
 </body></html>

@@ -152,7 +152,7 @@ func send(e entry, address string, until time.Time) (answer, error) {
 			}
 			return a, err
 		}
-		time.Sleep(retryAfter)
+		<-time.After(retryAfter)
 	}
 }
 
