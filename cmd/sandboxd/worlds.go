@@ -201,7 +201,7 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		return err
 	}
 	tree, err := cgroup.Open(cgroup.Config{
-		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: w.log,
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Shield: true, Log: w.log,
 		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
 		IOReadDevices: func() []string { return disksBeneath(c.StateDir, filepath.Join(c.StateDir, "volume")) },
 	})

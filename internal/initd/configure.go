@@ -317,12 +317,13 @@ func (s *Server) applyRoot(a initproto.Configure, root *os.File, extra []*os.Fil
 		}
 		done.Clear = time.Since(began)
 		began = time.Now()
-		if a.Entries && s.switches.Load() == 0 {
+		first := s.switches.Load() == 0
+		if a.Entries && first {
 			if err := mountEntries(); err != nil {
 				return sandbox.Errorf(sandbox.ErrUnavailable, "entries_failed", "placing what costs are entered with: %w", err)
 			}
 		}
-		if err := switchRoot(root, extra, a.Extra); err != nil {
+		if err := switchRoot(root, extra, a.Extra, first); err != nil {
 			if e, ok := errors.AsType[*sandbox.Error](err); ok { // the place of a mount: the asker's to mend
 				return e
 			}

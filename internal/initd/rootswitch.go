@@ -33,7 +33,13 @@ const inNewRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE
 // Attaching over "/" needs no directory of the old root, whose user could
 // have put anything anywhere. PID 1 stays in the old root until pivot_root(2)
 // moves it, so a failure before that leaves the old root in force.
-func switchRoot(root *os.File, extra []*os.File, paths []string) error {
+//
+// The first time the old root is the skeleton, read-only and empty by then, and
+// may stay below the new one, as rootfs stays below that of any host:
+// chroot(2) will do (switch_root(8) does the same). pivot_root(2) looks at every
+// thread of the host, and unmounting waits for RCU. What runs in the sandbox can
+// not get beneath its root: that takes CAP_SYS_CHROOT, which none has.
+func switchRoot(root *os.File, extra []*os.File, paths []string, first bool) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making mounts private: %w", err)
 	}
@@ -67,6 +73,13 @@ func switchRoot(root *os.File, extra []*os.File, paths []string) error {
 	defer func() { go func() { _ = unix.Close(old) }() }()
 	if err := unix.Fchdir(fd); err != nil {
 		return undo(fmt.Errorf("entering it: %w", err))
+	}
+	if first { // all threads of a Go program share their root
+		if err := unix.Chroot("."); err != nil {
+			_ = unix.Chdir("/")
+			return undo(fmt.Errorf("changing the root: %w", err))
+		}
+		return nil
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
 		_ = unix.Chdir("/")
