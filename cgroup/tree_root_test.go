@@ -499,3 +499,48 @@ func BenchmarkUsage(b *testing.B) {
 		}
 	}
 }
+
+// TestShield: who stays in the mount cannot open what passes controllers on,
+// who names the file can, and there is one mount for each ancestor.
+func TestShield(t *testing.T) {
+	tree := newTree(t)
+	dirs := ancestors(tree.mount, tree.parent)
+	within := func(dir string) error {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		file, err := unix.Openat2(fd, subtreeControl, &unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_XDEV})
+		if err == nil {
+			_ = unix.Close(file)
+		}
+		return err
+	}
+	top := dirs[len(dirs)-1]
+	if err := within(top); err != nil {
+		t.Fatalf("opening it without a shield: %v", err)
+	}
+	t.Cleanup(func() {
+		for _, dir := range dirs {
+			_ = unix.Unmount(filepath.Join(dir, subtreeControl), 0)
+		}
+	})
+	for range 2 {
+		if _, err := Open(Config{Mount: tree.mount, Parent: tree.parent, BestEffort: true, Shield: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range dirs {
+		if err := within(dir); !errors.Is(err, unix.EXDEV) {
+			t.Errorf("opening that of %s behind its shield: %v, want %v", dir, err, unix.EXDEV)
+		}
+	}
+	if err := write(top, subtreeControl, ""); err != nil {
+		t.Errorf("writing to it by its path: %v", err)
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if n := strings.Count(string(mounts), " "+filepath.Join(top, subtreeControl)+" "); err != nil || n != 1 {
+		t.Errorf("%d mounts on that of %s, %v; want 1", n, top, err)
+	}
+}
