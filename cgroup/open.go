@@ -55,13 +55,6 @@ func Open(c Config) (*Tree, error) {
 	if err := t.enableDown(); err != nil {
 		return nil, err
 	}
-	if c.Shield {
-		for _, dir := range ancestors(c.Mount, c.Parent) {
-			if err := shield(filepath.Join(dir, subtreeControl)); err != nil {
-				return nil, err
-			}
-		}
-	}
 	have, err := read(t.dir, "cgroup.subtree_control")
 	if err != nil {
 		return nil, err
@@ -117,25 +110,6 @@ func (t *Tree) enableDown() error {
 				t.log.Warn("cannot enable a cgroup controller", "controller", c, "cgroup", dir, "error", err)
 			}
 		}
-	}
-	return nil
-}
-
-const subtreeControl = "cgroup.subtree_control"
-
-// shield binds a file to itself. Who opens it without leaving the mount it
-// begins in, as libcontainer does (openat2(2), RESOLVE_NO_XDEV), cannot, and goes
-// on without; who opens it by its path can. Repeating it does nothing.
-func shield(file string) error {
-	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, file, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
-		return fmt.Errorf("looking at %s: %w", file, err)
-	}
-	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
-		return nil
-	}
-	if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("binding %s to itself: %w", file, err)
 	}
 	return nil
 }

@@ -30,11 +30,6 @@ type Config struct {
 	Parent string
 	// BestEffort goes on where controllers are missing.
 	BestEffort bool
-	// Shield keeps libcontainer, in this process, from passing on controllers
-	// again with every sandbox: a write for each ancestor, in which the kernel
-	// goes over all cgroups beneath, with its one lock held. For a daemon with
-	// mounts of its own.
-	Shield bool
 	// IODevices returns the "MAJ:MIN" of the whole disks that carry the
 	// volume, for io.max. Nil or empty: no I/O limit can be kept.
 	IODevices func() []string

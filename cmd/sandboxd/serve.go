@@ -182,10 +182,13 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	p.tree, err = cgroup.Open(cgroup.Config{
-		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Shield: true, Log: log,
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: log,
 		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
 		IOReadDevices: func() []string { return disksBeneath(c.StateDir, filepath.Join(c.StateDir, "volume")) },
 	})
+	if err == nil {
+		err = launch.Shield(c.CgroupRoot)
+	}
 	if err != nil {
 		return nil, p, err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -201,10 +202,13 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		return err
 	}
 	tree, err := cgroup.Open(cgroup.Config{
-		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Shield: true, Log: w.log,
+		Mount: "/sys/fs/cgroup", Parent: c.CgroupRoot, BestEffort: bestEffort, Log: w.log,
 		IODevices:     func() []string { return disksOf(filepath.Join(c.StateDir, "volume")) },
 		IOReadDevices: func() []string { return disksBeneath(c.StateDir, filepath.Join(c.StateDir, "volume")) },
 	})
+	if err == nil {
+		err = launch.Shield(c.CgroupRoot)
+	}
 	if err != nil {
 		return err
 	}

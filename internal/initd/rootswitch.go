@@ -35,8 +35,8 @@ const inNewRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE
 // moves it, so a failure before that leaves the old root in force.
 //
 // The first time the old root is the skeleton, read-only, with nothing but PID
-// 1's program by then, and
-// may stay below the new one, as rootfs stays below that of any host:
+// 1's program by then, and may stay below the new one, as rootfs stays below
+// that of any host:
 // chroot(2) will do (switch_root(8) does the same). pivot_root(2) looks at every
 // thread of the host, and unmounting waits for RCU. What runs in the sandbox can
 // not get beneath its root: that takes CAP_SYS_CHROOT, which none has.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -191,6 +193,54 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	if ids, err := l.List(); err != nil || len(ids) != 0 {
 		t.Errorf("after removal List = %v, %v", ids, err)
 	}
+}
+
+// TestShield: who stays in the mount cannot open what passes controllers on,
+// who names the file can; twice is as once.
+func TestShield(t *testing.T) {
+	path := testCgroup(t, sandbox.NewID())
+	parent := filepath.Dir(path)
+	top := cgroupMount + parent
+	within := func(dir string) error {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		file, err := unix.Openat2(fd, subtreeControl, &unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_XDEV})
+		if err == nil {
+			_ = unix.Close(file)
+		}
+		return err
+	}
+	if err := within(top); err != nil {
+		t.Fatalf("opening it without a shield: %v", err)
+	}
+	t.Cleanup(func() {
+		for _, dir := range []string{top, cgroupMount} {
+			if err := unix.Unmount(filepath.Join(dir, subtreeControl), 0); err != nil {
+				t.Error(err)
+			}
+			if err := within(dir); err != nil { // else there were two
+				t.Errorf("opening it without its shield again: %v", err)
+			}
+		}
+	})
+	for range 2 {
+		if err := Shield(parent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{top, cgroupMount} {
+		if err := within(dir); !errors.Is(err, unix.EXDEV) {
+			t.Errorf("opening that of %s behind its shield: %v, want %v", dir, err, unix.EXDEV)
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(top, subtreeControl), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatalf("opening it by its path: %v", err)
+	}
+	_ = f.Close()
 }
 
 // TestStageProgram: the stages run the program that was given, and where none
