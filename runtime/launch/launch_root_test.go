@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/testenv"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
