@@ -15,6 +15,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -152,20 +153,12 @@ func mcpCancel(t *testing.T, d *daemon, s *sdk.ClientSession, name string) {
 		}
 		return false, false
 	}
-	wait := func(what string, ok func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal(what)
-			}
-		}
-	}
-	wait("the command does not start", func() bool { found, ended := state(); return found && !ended })
+	testenv.Eventually(t, 30*time.Second, "the command starts", func() bool { found, ended := state(); return found && !ended })
 	cancel()
 	if err := <-done; err == nil {
 		t.Error("the call that was given up succeeded")
 	}
-	wait("the command of a call given up runs on", func() bool { _, ended := state(); return ended })
+	testenv.Eventually(t, 30*time.Second, "the command of a call given up ends", func() bool { _, ended := state(); return ended })
 	if sb, err := d.Sandbox(t.Context(), name); err != nil || sb.Status != sandbox.StatusRunning {
 		t.Errorf("the sandbox: %v, %v", sb.Status, err)
 	}
