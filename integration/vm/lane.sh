@@ -32,6 +32,7 @@ skip=$skip'|TestNetworkAttempts|TestKillDaemonInSnapshots|TestCommandLine|TestMo
 skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenFiles|TestHostSecretsStayOutside|TestBuildCommands|TestStopOfAMainProcess'
 skip=$skip'|TestBootID'
 skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients'
+skip=$skip'|TestVolumesAfterKill|TestSnapshotCarried|TestSnapshotOfWhatDoesNotRun|TestBudgetStopsBurner|TestTimeoutEndsTheTree|TestPublishedPortIsNotForSandboxes'
 skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
