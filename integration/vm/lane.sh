@@ -33,7 +33,7 @@ skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenF
 skip=$skip'|TestBootID'
 skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients'
 skip=$skip'|TestVolumesAfterKill|TestSnapshotCarried|TestSnapshotOfWhatDoesNotRun|TestBudgetStopsBurner|TestTimeoutEndsTheTree|TestPublishedPortIsNotForSandboxes'
-skip=$skip'|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
+skip=$skip'|TestSwitchClearsMuch|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
