@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -34,7 +35,9 @@ func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb
 		defer cancel()
 		m.creating.Add(1)
 		defer m.creating.Add(-1)
+		work, observed := m.observe(work, WorkCreate)
 		sb, existed, err := m.createPatiently(work, req)
+		observed(err)
 		done <- result{sb, existed, err}
 	})
 	select {
@@ -64,11 +67,14 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 	m.imports.RLock()
 	unlock := sync.OnceFunc(m.imports.RUnlock)
 	defer unlock()
-	p, err := m.plan(ctx, req)
-	if err != nil {
-		return sandbox.Sandbox{}, false, err
-	}
-	spoken, err := m.state.Spoken(ctx, p.sb.Owner, p.key, p.sb.Spec.Name)
+	var p intention
+	spoken := false
+	err = m.part(ctx, PartPlan, func() (err error) {
+		if p, err = m.plan(ctx, req); err == nil {
+			spoken, err = m.state.Spoken(ctx, p.sb.Owner, p.key, p.sb.Spec.Name)
+		}
+		return err
+	})
 	if err != nil {
 		return sandbox.Sandbox{}, false, err
 	}
@@ -172,13 +178,16 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	configured := make(chan error, 1)
 	m.spawn(func() {
 		defer o.Close()
-		configured <- b.guest.Configure(ctx, o.config)
+		configured <- m.part(ctx, PartConfigure, func() error { return b.guest.Configure(ctx, o.config) })
 	})
 	params := m.params(p, sb)
 	params.Slot, params.Status, params.Change = &s.slot, sandbox.StatusRunning, ch
 	// The box stands before the row, so that nobody finds a row without one.
 	m.keepBox(b)
-	row, existed, err = m.state.CreateSandbox(ctx, params)
+	err = m.part(ctx, PartRow, func() (err error) {
+		row, existed, err = m.state.CreateSandbox(ctx, params)
+		return err
+	})
 	if err == nil && !existed {
 		b.begin(row, m.cfg.BootID, m.caps(row.Spec))
 	}
@@ -252,7 +261,11 @@ func (m *Manager) failed(ctx context.Context, b *box, err error) {
 // bringUp gives a sandbox in status creating its kernel objects and moves it
 // to running. What it made before an error, the one teardown takes away.
 func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
-	shell, err := m.raise(ctx, b, sb.Slot)
+	var shell *launch.Shell
+	err := m.part(ctx, PartShell, func() (err error) {
+		shell, err = m.raise(ctx, b, sb.Slot)
+		return err
+	})
 	if err != nil {
 		return sb, err
 	}
@@ -261,11 +274,15 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 		return sb, err
 	}
 	defer o.Close()
-	if err := b.guest.Configure(ctx, o.config); err != nil {
+	if err := m.part(ctx, PartConfigure, func() error { return b.guest.Configure(ctx, o.config) }); err != nil {
 		return sb, err
 	}
 	ch.Actor = actor
-	row, err := m.move(ctx, b.id, sandbox.StatusRunning, ch, sandbox.StatusCreating)
+	row := sb
+	err = m.part(ctx, PartRow, func() (err error) {
+		row, err = m.move(ctx, b.id, sandbox.StatusRunning, ch, sandbox.StatusCreating)
+		return err
+	})
 	if err != nil {
 		return sb, err
 	}

@@ -37,15 +37,18 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, ready *pooled) (*outfit, state.Change, error) {
 	shell, uidBase := b.present(), m.uidBase(sb.Slot)
 	if ready == nil || ready.limits != sb.Spec.Limits {
-		if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
-			return nil, state.Change{}, err
-		}
-		if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+		err := m.part(ctx, PartLimits, func() error {
+			if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
+				return err
+			}
+			return m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits)
+		})
+		if err != nil {
 			return nil, state.Change{}, err
 		}
 	}
 	if ready == nil || sb.Spec.Network.Mode != sandbox.NetworkOff {
-		if err := m.net.Attach(ctx, m.attachment(sb, shell)); err != nil {
+		if err := m.part(ctx, PartNetwork, func() error { return m.net.Attach(ctx, m.attachment(sb, shell)) }); err != nil {
 			return nil, state.Change{}, err
 		}
 	}
@@ -59,7 +62,11 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 		if err != nil {
 			return nil, state.Change{}, err
 		}
-		if furnished, err = m.roots.Furnish(b.id, image, had, want); err != nil {
+		err = m.part(ctx, PartRoot, func() (err error) {
+			furnished, err = m.roots.Furnish(b.id, image, had, want)
+			return err
+		})
+		if err != nil {
 			return nil, state.Change{}, err
 		}
 	}
@@ -79,7 +86,11 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 			ch.Deadline = &deadline
 		}
 	}
-	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: ready != nil})
+	var o *outfit
+	err = m.part(ctx, PartRoot, func() (err error) {
+		o, err = m.outfit(ctx, b, sb, image, given{files: furnished, prepared: ready != nil})
+		return err
+	})
 	return o, ch, err
 }
 

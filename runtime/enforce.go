@@ -53,7 +53,9 @@ func wanted(holds cost.Action, s sandbox.Status, byBudget bool) cost.Action {
 func (m *Manager) carryOut(x *box, do cost.Action, key string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), actTimeout)
 	defer cancel()
+	acts := false
 	_, err := m.change(ctx, string(x.id), func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+		acts = true
 		reason, detail := sandbox.ReasonBudget, "budget "+key+" was spent"
 		// What was found may be over: somebody else had the sandbox until now.
 		switch {
@@ -73,8 +75,12 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string) {
 			}
 			return m.halt(ctx, b, sb, state.Change{Actor: "daemon", Reason: &reason, Detail: &detail})
 		}
+		acts = false
 		return sb, nil
 	})
+	if acts && err == nil {
+		m.sums.acted(do)
+	}
 	x.mu.Lock()
 	x.acted = false
 	x.mu.Unlock()

@@ -103,7 +103,7 @@ func (m *Manager) freezeAs(ctx context.Context, id sandbox.ID, s sandbox.Status)
 // five seconds. Start goes on from there. Once begun it comes to its end,
 // also after a crash.
 func (m *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	return m.changeAs(ctx, WorkStop, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		if sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "stop", sandbox.StatusRunning, sandbox.StatusPaused)
 		}
@@ -183,7 +183,7 @@ func (m *Manager) haltAgain(b *box, ch state.Change) {
 
 // Start gives a stopped sandbox a new shell on its old filesystem.
 func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	return m.changeAs(ctx, WorkStart, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		if sb.Status != sandbox.StatusStopped {
 			return sb, wrongState(sb, "start", sandbox.StatusStopped)
 		}
@@ -240,6 +240,14 @@ func (m *Manager) change(ctx context.Context, ref string, f func(context.Context
 		return sb, ended(sb)
 	}
 	return f(work, b, sb)
+}
+
+// changeAs is change, observed.
+func (m *Manager) changeAs(ctx context.Context, w Work, ref string, f func(context.Context, *box, sandbox.Sandbox) (sandbox.Sandbox, error)) (sandbox.Sandbox, error) {
+	ctx, done := m.observe(ctx, w)
+	sb, err := m.change(ctx, ref, f)
+	done(err)
+	return sb, err
 }
 
 func wrongState(sb sandbox.Sandbox, verb string, want ...sandbox.Status) error {

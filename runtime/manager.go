@@ -32,8 +32,9 @@ type Config struct {
 	Usage        UsageConfig
 	Prices       []cost.Book // as configured
 	Pool         PoolConfig
-	Library      Library // nil: no image can be pulled, pushed or exported
-	Dial         Dial    // nil: the real one
+	Library      Library  // nil: no image can be pulled, pushed or exported
+	Dial         Dial     // nil: the real one
+	Observer     Observer // nil: nobody watches
 	Log          *slog.Logger
 }
 
@@ -58,6 +59,7 @@ type Manager struct {
 
 	prices  cost.Shelf // set by Recover
 	budgets budgets
+	sums    sums
 
 	audit    *audit
 	auditing sync.Once // starts its writing

@@ -292,6 +292,7 @@ func (m *Manager) turn(b *box, to sandbox.Status, ch *state.Change, write func()
 	ch.Readings = t.due(n)
 	err := write()
 	if err == nil {
+		m.sums.used(t.now.Meters, n.Meters)
 		t.now, t.wrote = n, n.Reading
 		t.begun = !to.Terminal()
 	}
@@ -304,7 +305,9 @@ func (m *Manager) meterNow(b *box) {
 	b.meter.mu.Lock()
 	defer b.meter.mu.Unlock()
 	if t := &b.meter; t.begun {
-		t.now = t.now.next(now(), m.measure(b, t.slot, nil), t.now.Status)
+		n := t.now.next(now(), m.measure(b, t.slot, nil), t.now.Status)
+		m.sums.used(t.now.Meters, n.Meters)
+		t.now = n
 	}
 }
 
@@ -359,6 +362,7 @@ func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error 
 				batch = append(batch, t.due(n)...)
 				of[b] = n.Reading
 			}
+			m.sums.used(t.now.Meters, n.Meters)
 			t.now = n
 		}
 		b.meter.mu.Unlock()

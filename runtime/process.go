@@ -10,7 +10,9 @@ import (
 )
 
 // StartProcess starts a command in the background.
-func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.Process, error) {
+func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (p sandbox.Process, err error) {
+	ctx, done := m.observe(ctx, WorkExec)
+	defer func() { done(err) }()
 	if err := spec.Validate(); err != nil {
 		return sandbox.Process{}, err
 	}
@@ -26,7 +28,9 @@ func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.Pro
 }
 
 // Exec starts a command and connects to it in one step.
-func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
+func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (_ sandbox.ProcessIO, err error) {
+	ctx, done := m.observe(ctx, WorkExec)
+	defer func() { done(err) }()
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}

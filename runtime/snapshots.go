@@ -39,7 +39,7 @@ func (m *Manager) Snapshot(ctx context.Context, ref string, req sandbox.Snapshot
 	if err := req.Validate(); err != nil {
 		return snap, err
 	}
-	_, err = m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	_, err = m.changeAs(ctx, WorkSnapshot, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		snap, err = m.snapshot(ctx, b, sb, req)
 		return sb, err
 	})
@@ -370,7 +370,7 @@ func (m *Manager) Rollback(ctx context.Context, ref, snapshot, actor string) (sa
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	return m.changeAs(ctx, WorkRollback, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		return m.rollback(ctx, b, sb, s.ID, actor)
 	})
 }
@@ -419,7 +419,7 @@ func replaceable(sb sandbox.Sandbox, verb string) error {
 // written is gone, and id, address, name, limits and deadline stay. One cut
 // off by a crash leaves the sandbox stopped.
 func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return m.change(ctx, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
+	return m.changeAs(ctx, WorkReset, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		return m.rollback(ctx, b, sb, "", actor)
 	})
 }
@@ -427,7 +427,9 @@ func (m *Manager) Reset(ctx context.Context, ref, actor string) (sandbox.Sandbox
 // Fork makes sandboxes that begin with the files of a snapshot, or of a
 // sandbox as it is now, on the spec that had. Each one is made or not by
 // itself, unless the request needs all.
-func (m *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error) {
+func (m *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (forks []sandbox.Fork, err error) {
+	ctx, done := m.observe(ctx, WorkFork)
+	defer func() { done(err) }()
 	if req.Count == 0 {
 		req.Count = 1
 	}

@@ -70,7 +70,9 @@ func (m *Manager) end(ctx context.Context, b *box, e ending) error {
 
 // endLocked is end for a caller that holds the box.
 func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
+	ctx, done := m.observe(ctx, WorkDestroy)
 	err := m.tryEnd(ctx, b, e)
+	done(err)
 	if err != nil {
 		m.log.Error("end sandbox: tried again later", "sandbox", b.id, "reason", e.reason, "err", err)
 		m.later(func() { m.endInTime(b, e) })
@@ -166,6 +168,7 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, las
 		release()
 		return err
 	}
+	m.sums.ended(record.Reason)
 	b.setLastRecord(record)
 	m.dropBox(b.id)
 	m.inBackground(func() {

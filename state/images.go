@@ -226,5 +226,6 @@ func readStatements() []string {
 		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
 		sqlVolumes, sqlVolumeUsers, sqlSecrets,
 		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots, sqlSchedules,
+		sqlCounts, sqlEventTypes,
 	}
 }

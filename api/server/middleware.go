@@ -21,9 +21,10 @@ import (
 
 // request is what the handlers know of the request besides its fields.
 type request struct {
-	id string
-	w  http.ResponseWriter
-	r  *http.Request
+	id        string
+	operation string // empty until it is known
+	w         http.ResponseWriter
+	r         *http.Request
 }
 
 type requestKey struct{}
@@ -52,7 +53,12 @@ func (s *server) middleware(next http.Handler) http.Handler {
 		req := &request{id: requestID(r.Header.Get(api.HeaderRequestID))}
 		rec := &recorder{ResponseWriter: w}
 		req.w = rec
-		req.r = r.WithContext(context.WithValue(r.Context(), requestKey{}, req))
+		ctx := r.Context()
+		if s.watcher != nil {
+			ctx = s.watcher.Begin(ctx, r, req.id)
+			defer func() { s.watcher.End(ctx, req.operation, rec.status) }()
+		}
+		req.r = r.WithContext(context.WithValue(ctx, requestKey{}, req))
 		w.Header().Set(api.HeaderRequestID, req.id)
 		begin := time.Now()
 		defer func() {

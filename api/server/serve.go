@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,9 +37,22 @@ type serving struct {
 	closing bool
 }
 
+// connections counts those of every Serve.
+var connections atomic.Int64
+
+// Connections returns how many connections are open, but for those that became
+// WebSockets.
+func Connections() int64 { return connections.Load() }
+
 // state keeps fresh; http.Server calls it. Such connections hold a shutdown
 // up for seconds, and a client's spare one never sends anything.
 func (r *serving) state(c net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		connections.Add(1)
+	case http.StateHijacked, http.StateClosed:
+		connections.Add(-1)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if state != http.StateNew {

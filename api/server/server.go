@@ -24,6 +24,8 @@ type Config struct {
 	// Production returns what there is to see of the production world, nil
 	// where there is none yet. Once it has returned one it stays with that.
 	Production func() Manager
+	Watcher    Watcher      // nil: nobody watches
+	Metrics    http.Handler // of GET /metrics; nil: there is none
 }
 
 // server carries what the handlers share.
@@ -33,6 +35,7 @@ type server struct {
 	log     *slog.Logger
 	version string
 	huma    huma.API
+	watcher Watcher
 
 	keys         once       // of commands with an idempotency key
 	provisioning sync.Mutex // held while a developer sandbox is looked for and made
@@ -61,13 +64,18 @@ func New(cfg Config) http.Handler {
 		DefaultFormat:                "application/json",
 		RejectUnknownQueryParameters: true,
 	})
+	s.watch(cfg)
 	s.routes()
-	mux.Handle(mcpPath, s.mcp())
-	mux.Handle("GET "+docsPath, s.docs())
+	mux.Handle(mcpPath, named(servedMCP, s.mcp()))
+	mux.Handle("GET "+docsPath, named(servedDocs, s.docs()))
+	if cfg.Metrics != nil {
+		mux.Handle("GET "+metricsPath, s.metrics(cfg.Metrics))
+	}
 	mux.HandleFunc("/", s.noRoute(mux))
 	if cfg.Lab != nil {
-		mux.Handle(api.PathProduction+"/", http.StripPrefix(api.PathProduction, s.production(cfg)))
+		mux.Handle(api.PathProduction+"/", named(servedProduction, http.StripPrefix(api.PathProduction, s.production(cfg))))
 	}
+	s.expect()
 	return s.middleware(mux)
 }
 

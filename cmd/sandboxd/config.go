@@ -54,6 +54,8 @@ type config struct {
 	Production productionConfig `yaml:"production"`
 
 	Webhooks webhookConfig `yaml:"webhooks"`
+
+	MetricsListen string `yaml:"metrics_listen"` // also served there, to whoever asks; an address of this machine
 }
 
 type volumeConfig struct {
@@ -269,6 +271,7 @@ func (c config) check() error {
 	}
 	errs = append(errs, c.checkLab()...)
 	errs = append(errs, c.Webhooks.check()...)
+	errs = append(errs, c.checkTelemetry()...)
 	if err := sandbox.ValidateImageName(c.Image); err != nil {
 		bad("default_image: %w", err)
 	}

@@ -109,6 +109,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := startIngress(ctx, c, in, log); err != nil {
 		return err
 	}
+	tells, err := parts.telemetry.open(ctx, c, both, hooks.Desk)
+	if err != nil {
+		return err
+	}
+	defer tells()
 	ln, err := listen(c, log)
 	if err != nil {
 		return err
@@ -119,6 +124,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	}
 	handler := server.New(server.Config{
 		Manager: &service{m, newDoctor(c, parts), builder, in, hooks.Desk}, Log: log, Version: version, Lab: projects, Production: both.view,
+		Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)
@@ -148,6 +154,8 @@ type parts struct {
 	db    *state.DB // of the lab's world
 	links *sharedNetwork
 	news  *newsDesk
+
+	telemetry *telemetry
 }
 
 // assemble opens every package and hands them to the manager.
@@ -192,6 +200,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
+	p.telemetry = newTelemetry(log)
 	p.links = &sharedNetwork{}
 	p.news = &newsDesk{own: p.links.inProduction}
 	network, err := netns.Open(ctx, netns.Config{
@@ -215,7 +224,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
 		Prices:  c.Cost.Books,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
-		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare},
+		Pool:    runtime.PoolConfig{Size: c.Pool.Size, CPUShare: c.Pool.CPUShare}, Observer: observer{p.telemetry},
 	}, db, p.tree, p.links.view(false, 0), p.roots, shells)
 	p.news.to.Store(m)
 	return m, p, nil

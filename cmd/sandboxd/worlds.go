@@ -230,7 +230,7 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
 		Prices:  c.Cost.Books,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
-		Pool:    runtime.PoolConfig{CPUShare: c.Pool.CPUShare},
+		Pool:    runtime.PoolConfig{CPUShare: c.Pool.CPUShare}, Observer: observer{w.parts.telemetry},
 	}, db, tree, w.parts.links.view(true, w.c.firstSlot()), roots, shells), db
 	w.parts.news.far.Store(w.far)
 	return nil
@@ -266,6 +266,13 @@ func (w *worlds) view() server.Manager {
 		return nil
 	}
 	return productionService{w.far}
+}
+
+// promoted is what production is made of; nil where there is none.
+func (w *worlds) promoted() (*runtime.Manager, *state.DB) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.far, w.farDB
 }
 
 // openLab wakes the lab.

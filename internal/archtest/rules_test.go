@@ -39,6 +39,7 @@ var mayImport = map[string][]string{
 	"build/ignore":          {"sandbox"},
 	"cost":                  {"sandbox"},
 	"project":               {"cost", "sandbox"},
+	"metrics":               {"cost", "sandbox"},
 	"lab":                   {"cost", "project", "sandbox"},
 	"state":                 {"access", "cost", "project", "sandbox"},
 	"webhook":               {"sandbox"},
@@ -69,6 +70,7 @@ var testsAlso = map[string][]string{
 	"cmd/sandbox":   {"api/server", "api/server/servertest"},
 	"runtime":       {"build"}, // that both use the same words
 	"runtime/guest": {"internal/seccomp"},
+	"metrics":       {"api/server", "api/server/servertest"}, // that no request makes a series
 	"image":         {"image/imagetest"},
 	"webhook":       {"state"},                                                    // as with the lab
 	"lab":           {"state"},                                                    // that a crash loses nothing is seen with real rows
@@ -103,6 +105,7 @@ var foreign = []struct {
 	{"github.com/google/go-containerregistry", []string{"image", "cmd/sandbox"}, "one package talks to registries; the command line reads the user's credentials"},
 	{"github.com/google/cel-go", []string{"lab"}, "conditions are computed in one place"},
 	{"github.com/robfig/cron", []string{"runtime"}, "schedules come due in one place"},
+	{"github.com/prometheus", []string{"metrics"}, "one package counts; the others know interfaces of their own"},
 	{"github.com/miekg/dns", []string{"resolver", "integration"}, "one package speaks DNS; tests play the servers"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
