@@ -25,6 +25,7 @@ var table = []struct {
 	code   string // of an error that wraps the class and brings no code
 }{
 	{sandbox.ErrInvalid, http.StatusBadRequest, "invalid_request"},
+	{sandbox.ErrUnauthenticated, http.StatusUnauthorized, "unauthenticated"},
 	{sandbox.ErrForbidden, http.StatusForbidden, "forbidden"},
 	{sandbox.ErrNotFound, http.StatusNotFound, "not_found"},
 	{sandbox.ErrConflict, http.StatusConflict, "conflict"},

@@ -8,15 +8,17 @@ import (
 // The error classes. Every error that reaches a caller of the daemon wraps
 // exactly one of them; the API maps each to one HTTP status, both ways.
 var (
-	ErrInvalid     = errors.New("invalid")           // the request can never work as it is
-	ErrNotFound    = errors.New("not found")         // no such object, or not yours
-	ErrConflict    = errors.New("conflict")          // the object's state or name forbids it
-	ErrExhausted   = errors.New("exhausted")         // a quota or pool has nothing left; later it may
-	ErrForbidden   = errors.New("forbidden")         // the caller may not
-	ErrUnsupported = errors.New("unsupported")       // this host or build cannot
-	ErrUnavailable = errors.New("unavailable")       // the other side does not answer; try again
-	ErrTooLarge    = errors.New("too large")         // over a fixed bound
-	ErrDeadline    = errors.New("deadline exceeded") // did not end in the time given
+	ErrInvalid   = errors.New("invalid")   // the request can never work as it is
+	ErrNotFound  = errors.New("not found") // no such object, or not yours
+	ErrConflict  = errors.New("conflict")  // the object's state or name forbids it
+	ErrExhausted = errors.New("exhausted") // a quota or pool has nothing left; later it may
+	ErrForbidden = errors.New("forbidden") // the caller may not
+	// ErrUnauthenticated: nobody knows who calls.
+	ErrUnauthenticated = errors.New("unauthenticated")
+	ErrUnsupported     = errors.New("unsupported")       // this host or build cannot
+	ErrUnavailable     = errors.New("unavailable")       // the other side does not answer; try again
+	ErrTooLarge        = errors.New("too large")         // over a fixed bound
+	ErrDeadline        = errors.New("deadline exceeded") // did not end in the time given
 )
 
 // Error is an error with a class, a stable code for programs and a message
@@ -70,7 +72,7 @@ func ClassOf(err error) error {
 // Classes lists every error class once.
 func Classes() []error {
 	return []error{
-		ErrInvalid, ErrNotFound, ErrConflict, ErrExhausted, ErrForbidden,
+		ErrInvalid, ErrNotFound, ErrConflict, ErrExhausted, ErrForbidden, ErrUnauthenticated,
 		ErrUnsupported, ErrUnavailable, ErrTooLarge, ErrDeadline,
 	}
 }

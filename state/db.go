@@ -34,6 +34,8 @@ type DB struct {
 	folded sync.WaitGroup // the checkpoints
 	disk   *disk
 
+	auditKept int64 // rows
+
 	mu        sync.Mutex
 	followers map[chan struct{}]bool
 }
@@ -56,7 +58,7 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	}
 	_, err = os.Lstat(path + "-wal")
 	unclean := err == nil // a clean end takes the log away
-	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}}
+	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}, auditKept: keptAudit}
 	if err := d.connect(path); err != nil {
 		return nil, err
 	}

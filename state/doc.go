@@ -1,6 +1,6 @@
 // Package state keeps the daemon's records in SQLite: sandboxes with their
-// slots and names, events, images, ended processes, idempotency keys and the
-// ledger of what was used.
+// slots and names, events, images, ended processes, idempotency keys, the
+// ledger of what was used, owners with their API keys, and the audit.
 //
 // SQLite holds what is meant, the kernel what is; the runtime compares them.
 // Two rules follow, and this package enforces both:
@@ -37,6 +37,8 @@
 //	idempotency keys                       as the sandbox they made
 //	readings of the ledger                 as the move they come with, else no
 //	processes, events, slots, pruning      no
+//	owners, keys                           yes; when a key was last used: no
+//	the audit                              when asked to (package access), for all rows until then
 //	migrations                             yes
 //
 // After a power cut the newest of what does not wait may be missing, never

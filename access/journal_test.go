@@ -1,0 +1,120 @@
+package access
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// ledger is an audit store of tests.
+type ledger struct {
+	AuditStore
+	mu      sync.Mutex
+	rows    []Entry
+	commits int
+	lasting int // rows that are on disk
+	fail    error
+}
+
+func (l *ledger) AppendAudit(_ context.Context, rows []Entry, lasting bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fail != nil {
+		return l.fail
+	}
+	l.commits++
+	l.rows = append(l.rows, rows...)
+	if lasting {
+		l.lasting = len(l.rows)
+	}
+	return nil
+}
+
+func (l *ledger) set(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fail = err
+}
+
+func (l *ledger) counts() (rows, commits, lasting int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.rows), l.commits, l.lasting
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(what)
+		}
+	}
+}
+
+func TestJournalGathers(t *testing.T) {
+	l := &ledger{}
+	j := OpenJournal(l, nil)
+	for i := range 1000 {
+		j.Note(Entry{Status: i})
+	}
+	until(t, "the rows are not written", func() bool { n, _, _ := l.counts(); return n == 1000 })
+	if _, commits, _ := l.counts(); commits > 100 {
+		t.Errorf("%d transactions for 1000 rows", commits)
+	}
+	until(t, "the rows do not go to the disk", func() bool { _, _, n := l.counts(); return n == 1000 })
+	if err := j.NoteNow(t.Context(), Entry{Status: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, n := l.counts(); n != 1001 {
+		t.Errorf("%d rows on disk when somebody waited for 1001", n)
+	}
+	j.Note(Entry{Status: 1001})
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, n := l.counts(); n != 1002 {
+		t.Errorf("%d rows on disk at the end", n)
+	}
+	for i, e := range l.rows {
+		if e.Status != i || e.Time.IsZero() {
+			t.Fatalf("row %d is %+v", i, e)
+		}
+	}
+	if err := j.Ready(); !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// TestJournalLosesNothing: while the store refuses, rows wait; when there are
+// too many, nothing more may be done.
+func TestJournalLosesNothing(t *testing.T) {
+	l := &ledger{fail: errors.New("disk full")}
+	j := OpenJournal(l, slog.New(slog.DiscardHandler))
+	j.Note(Entry{})
+	if err := j.NoteNow(t.Context(), Entry{}); !errors.Is(err, l.fail) {
+		t.Errorf("%v", err)
+	}
+	if err := j.Ready(); err != nil {
+		t.Errorf("with two rows waiting: %v", err)
+	}
+	for range backlog {
+		j.Note(Entry{})
+	}
+	if err := j.Ready(); sandbox.CodeOf(err) != "audit_unavailable" {
+		t.Errorf("%v", err)
+	}
+	l.set(nil)
+	until(t, "the rows are not written", func() bool { n, _, _ := l.counts(); return n == backlog+2 })
+	until(t, "not ready again", func() bool { return j.Ready() == nil })
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+}
