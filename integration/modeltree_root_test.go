@@ -410,6 +410,14 @@ func (c treeChange) parts(l listing) []byte {
 	return c.Path
 }
 
+// movesDir reports whether a change gives a directory another name. An overlay
+// writes down where such a directory lies in a layer, in 256 bytes at most; what
+// is longer it leaves, with EXDEV, to programs that then copy, as mv does
+// (fs/overlayfs/dir.c, ovl_get_redirect).
+func (c treeChange) movesDir(l listing) bool {
+	return c.Do == "rename" && slices.ContainsFunc(l.of(unix.S_IFDIR), func(f treeFile) bool { return f.path == string(c.Path) })
+}
+
 // refused reports whether the kernel refuses a change before the overlay has
 // made a copy for it: opening with O_CREAT, which fs.protected_regular forbids
 // even root where the file is another's, in a sticky directory of a third one

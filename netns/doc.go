@@ -51,11 +51,12 @@
 // pins what it answers, for as long as it says, before it answers.
 //
 // Flows that were granted carry the mark of the policy that did it, and pass by
-// one look into the set granted. A change of policy swaps the mark there: each
-// later packet of an old flow, from either end, is judged anew by the same
-// rules. So what is still permitted goes on, and what is not ends with its next
-// packet: TCP with a reset. The mark follows from the policy alone: a daemon's
-// restart changes nothing for flows, pins and counters.
+// one look into the set granted; the mark's first bit says that the policy does
+// not limit packets, and spares a look at the link's limits. A change of policy
+// swaps the mark there: each later packet of an old flow, from either end, is
+// judged anew by the same rules. So what is still permitted goes on, and what is
+// not ends with its next packet: TCP with a reset. The mark follows from the
+// policy alone: a daemon's restart changes nothing for flows, pins and counters.
 //
 // # Rates and faults
 //
@@ -238,13 +239,13 @@
 //	    goto passed
 //	  }
 //	  chain inbound { # anywhere but the host to a sandbox: answers only
+//	    ct direction reply ct state established oifname . ct mark @granted oifname @received accept
 //	    ct direction original goto unasked
 //	    ct state established goto answer
 //	    ct state related meta l4proto icmp goto answer
 //	    goto unasked
 //	  }
 //	  chain answer { # to what a sandbox began
-//	    oifname . ct mark @granted oifname @received accept
 //	    oifname . ct mark @granted goto passed
 //	    ct original ip daddr @closed goto prohibited
 //	    ct protocol . ct original proto-dst @names goto prohibited
@@ -292,6 +293,7 @@
 //	  chain local { # limits, and the host's addresses before any NAT can hide them
 //	    type filter hook prerouting priority -150; policy accept;
 //	    iifname != "vsb*" return
+//	    ct state established ct mark & 0x80000000 != 0 return
 //	    ct state invalid,untracked goto refused
 //	    iifname vmap @limited
 //	    ct state != new return

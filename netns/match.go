@@ -106,11 +106,19 @@ var (
 	}}
 	inMark  = part{"iifname . ct mark", byMark(expr.MetaKeyIIFNAME)}
 	outMark = part{"oifname . ct mark", byMark(expr.MetaKeyOIFNAME)}
+	// The name that inMark or outMark has loaded: register 1 still holds it.
+	stillIn  = part{text: "iifname"}
+	stillOut = part{text: "oifname"}
 	// A flow that was never granted. To the kernel one without an answer is new
 	// with each of its packets.
 	unmarked = part{"ct mark 0", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: make([]byte, 4)},
+	}}
+	unpaced = part{"ct mark & 0x80000000 != 0", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(markUnpaced), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
 	}}
 	fellow = part{"iifname map @" + setGroups + " . ip daddr", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},

@@ -142,7 +142,7 @@ func planTable(pool netip.Prefix, deny, admit []netip.Prefix) tablePlan {
 
 // planVersion changes when what is made of one link's policy does: then it is
 // made anew.
-const planVersion = 3
+const planVersion = 4
 
 // The daemon's services are asked on these ports.
 const (
@@ -237,7 +237,7 @@ func planForward() []chainPlan {
 			name: "outbound", what: "sandbox to anywhere but the host",
 			rules: append([]rulePlan{
 				rule(toSandbox, jump("between")),
-				rule(state("established", stateEstablished), inMark, in(setGranted), iifname, in(setSent), accept), // most packets
+				rule(state("established", stateEstablished), inMark, in(setGranted), stillIn, in(setSent), accept), // most packets
 				rule(state("established,new", stateEstablished|stateNew), inMark, in(setGranted), jump("passed")),
 				rule(daddr, in(setClosed), jump("prohibited")), // behind a NAT of the host's own, too
 			}, judgement(outward, iifname)...),
@@ -257,6 +257,7 @@ func planForward() []chainPlan {
 		{
 			name: "inbound", what: "anywhere but the host to a sandbox: answers only",
 			rules: []rulePlan{
+				rule(reply, state("established", stateEstablished), outMark, in(setGranted), stillOut, in(setReceived), accept), // most packets
 				rule(original, jump("unasked")),
 				rule(state("established", stateEstablished), jump("answer")),
 				rule(state("related", stateRelated), icmp, jump("answer")),
@@ -266,7 +267,6 @@ func planForward() []chainPlan {
 		{
 			name: "answer", what: "to what a sandbox began",
 			rules: append([]rulePlan{
-				rule(outMark, in(setGranted), oifname, in(setReceived), accept), // most packets
 				rule(outMark, in(setGranted), jump("passed")),
 			}, judgement(inward, oifname)...),
 		},
@@ -320,6 +320,7 @@ func planLocal(gateway netip.Addr) []chainPlan {
 			hook: nftables.ChainHookPrerouting, priority: priorityLocal,
 			rules: []rulePlan{
 				rule(notFromSandbox, ret),
+				rule(state("established", stateEstablished), unpaced, ret), // most packets
 				rule(state("invalid,untracked", stateInvalid|stateUntracked), jump("refused")),
 				rule(iifname, vmap(setLimited)),
 				rule(notNew, ret),

@@ -274,8 +274,16 @@ func generation(p sandbox.NetworkPolicy, salt string) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	return markOf(salt + "\x00" + string(text)), nil
+	mark := markOf(salt+"\x00"+string(text)) &^ markUnpaced
+	if p.Limits.PacketsPerSecond == 0 {
+		mark |= markUnpaced
+	}
+	return max(mark, 1), nil
 }
+
+// markUnpaced is in the marks of policies that do not limit packets: those of a
+// flow that such a policy granted need no look at the link's limits.
+const markUnpaced = 1 << 31
 
 // markOf is never 0, which is the mark of every flow nobody has marked.
 func markOf(text string) uint32 {

@@ -389,11 +389,20 @@ func makeDir(dir int, name string, mode uint32, owner *account) (int, error) {
 	if !made {
 		return fd, nil
 	}
-	if owner != nil {
-		err = unix.Fchownat(fd, "", int(owner.uid), int(owner.gid), unix.AT_EMPTY_PATH)
+	// What was made in a set-group-id directory has its group and is one, too
+	// (inode(7)); a mode that was asked for says nothing of that.
+	var st unix.Stat_t
+	err = unix.Fstatat(fd, "", &st, unix.AT_EMPTY_PATH)
+	shared := st.Mode & unix.S_ISGID
+	if err == nil && owner != nil {
+		gid := int(owner.gid)
+		if shared != 0 {
+			gid = -1
+		}
+		err = unix.Fchownat(fd, "", int(owner.uid), gid, unix.AT_EMPTY_PATH)
 	}
 	if err == nil {
-		err = unix.Chmod(fdPath(fd), mode) // past the umask
+		err = unix.Chmod(fdPath(fd), mode|shared) // past the umask
 	}
 	if err != nil {
 		_ = unix.Close(fd)
