@@ -81,11 +81,8 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 	if sb.StartedAt == nil {
 		now := time.Now().UTC()
 		ch.StartedAt = &now
-		if sb.Spec.TTLSeconds > 0 {
-			deadline := now.Add(time.Duration(sb.Spec.TTLSeconds) * time.Second)
-			ch.Deadline = &deadline
-		}
 	}
+	ch.Deadline = newDeadline(sb)
 	var o *outfit
 	err = m.part(ctx, PartRoot, func() (err error) {
 		o, err = m.outfit(ctx, b, sb, image, given{files: furnished, prepared: ready != nil})

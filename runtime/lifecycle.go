@@ -64,7 +64,13 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if err := m.allow(payersOf(sb)); err != nil {
 			return sb, err
 		}
-		return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned(actor))
+		ch := unreasoned(actor)
+		ch.Deadline = newDeadline(sb)
+		row, err := m.setFrozen(ctx, b, sb, sandbox.StatusRunning, ch)
+		if err == nil {
+			m.armDeadline(b, row)
+		}
+		return row, err
 	})
 }
 

@@ -41,21 +41,6 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, record
 	m.spawn(func() { f.run(ctx) })
 }
 
-// armDeadline starts the timer of the sandbox's lifetime.
-func (m *Manager) armDeadline(b *box, row sandbox.Sandbox) {
-	if row.Deadline == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ttl != nil {
-		b.ttl.Stop()
-	}
-	b.ttl = time.AfterFunc(time.Until(*row.Deadline), func() {
-		m.endSoon(b, ending{reason: sandbox.ReasonTTL, detail: "its lifetime was over", actor: "daemon"})
-	})
-}
-
 // watchShell ends the sandbox when PID 1 dies unasked.
 func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 	if err := shell.Wait(ctx); err != nil {

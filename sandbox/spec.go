@@ -23,6 +23,7 @@ type Spec struct {
 	Limits             Limits            `json:"limits,omitempty"`
 	Network            NetworkPolicy     `json:"network,omitempty"`
 	TTLSeconds         int64             `json:"ttl_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Lifetime; 0 means the daemon's default, which may be none."`
+	OnDeadline         DeadlineAction    `json:"on_deadline,omitempty" enum:"end,pause,stop" doc:"What becomes of it when its lifetime is over: end (default), pause (memory is kept) or stop (files are kept)."`
 	IdleTimeoutSeconds int64             `json:"idle_timeout_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"Ended after this long without a running process or a call; 0 means the daemon's default, which may be none."`
 	Labels             map[string]string `json:"labels,omitempty"`
 	CostEntries        bool              `json:"cost_entries,omitempty" doc:"Programs inside may enter costs and revenue of this sandbox."`
@@ -131,6 +132,9 @@ func (s Spec) Validate() error {
 		if secs < 0 || secs > int64(maxTTL/time.Second) {
 			return bad("invalid_timeout", "%s %d: use 0 to %d", name, secs, int64(maxTTL/time.Second))
 		}
+	}
+	if err := s.OnDeadline.validate(); err != nil {
+		return err
 	}
 	if err := validateLabels(s.Labels); err != nil {
 		return err

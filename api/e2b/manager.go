@@ -20,6 +20,7 @@ type Manager interface {
 	Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	SetNetwork(ctx context.Context, ref string, p sandbox.NetworkPolicy, actor string) (sandbox.Sandbox, error)
+	SetDeadline(ctx context.Context, ref string, req sandbox.DeadlineRequest) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 
 	Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)

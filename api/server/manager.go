@@ -51,6 +51,8 @@ type Sandboxes interface {
 	Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error)
 	// SetNetwork returns when the policy is in force.
 	SetNetwork(ctx context.Context, ref string, p sandbox.NetworkPolicy, actor string) (sandbox.Sandbox, error)
+	// SetDeadline moves the end of a living sandbox's lifetime.
+	SetDeadline(ctx context.Context, ref string, req sandbox.DeadlineRequest) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 }
 

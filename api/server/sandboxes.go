@@ -32,6 +32,10 @@ type (
 		Target
 		DryInput
 	}
+	deadlineInput struct {
+		Target
+		Body sandbox.DeadlineRequest
+	}
 	// result is a response with a JSON body.
 	result[T any] struct{ Body T }
 	empty         struct{}
@@ -60,6 +64,13 @@ func (s *server) sandboxRoutes() {
 			return wrap(s.m.Sandbox(ctx, in.Ref))
 		}
 		return wrap(s.m.Remove(ctx, in.Ref, actorOf(ctx)))
+	})
+	register(s, huma.Operation{
+		OperationID: "change-sandbox", Method: http.MethodPatch, Path: "/v1/sandboxes/{ref}", DefaultStatus: http.StatusOK,
+		Summary: "Change when a sandbox's lifetime is over, and what becomes of it then", Tags: []string{"sandboxes"},
+	}, func(ctx context.Context, in *deadlineInput) (*result[sandbox.Sandbox], error) {
+		in.Body.Actor = actorOf(ctx)
+		return wrap(s.m.SetDeadline(ctx, in.Ref, in.Body))
 	})
 	for _, move := range []struct {
 		verb, summary string

@@ -276,7 +276,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 		}
 	}
 	add("run", c.runCmd(), c.execCmd(), c.shellCmd(), c.attachCmd(), c.killCmd(), c.portCmd(), c.portForwardCmd(), c.mcpCmd())
-	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.resetCmd(), c.rmCmd())
+	add("life", c.createCmd(), c.pauseCmd(), c.resumeCmd(), c.stopCmd(), c.startCmd(), c.timeoutCmd(), c.resetCmd(), c.rmCmd())
 	add("time", c.snapshotCmd(), c.forkCmd(), c.rollbackCmd(), c.logCmd(), c.undoCmd(), c.branchCmd(), c.scheduleCmd())
 	look := []*cobra.Command{c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.revenueCmd(), c.budgetCmd(), c.eventsCmd()}
 	c.addWorld(look...)

@@ -22,6 +22,7 @@ type specFlags struct {
 	timeout, idle   time.Duration
 	net             netFlags
 	capabilities    string
+	onTimeout       string
 	pull            string
 	volumes         []string
 	ports           []string
@@ -53,6 +54,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fl.Uint64Var(&l.IOReadIOPS, "io-read-iops", 0, "disk reads a second")
 	fl.Uint64Var(&l.IOWriteIOPS, "io-write-iops", 0, "disk writes a second")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the sandbox after this long, as 30m")
+	fl.StringVar(&f.onTimeout, "on-timeout", "", "what then becomes of it: end (default), pause (keeps memory) or stop (keeps files)")
 	fl.DurationVar(&f.idle, "idle-timeout", 0, "end it after this long without a running process or a call")
 	f.net.add(cmd)
 	fl.StringArrayVarP(&f.volumes, "volume", "v", nil, "mount volume NAME:/path[:ro], or as root /host/dir:/path[:rw], read-only without :rw; repeatable")
@@ -85,7 +87,7 @@ func (f *specFlags) build(getenv func(string) string, stdin io.Reader) (sandbox.
 	if s.Network, err = f.net.over(s.Network, stdin); err != nil {
 		return s, err
 	}
-	s.Capabilities = sandbox.Capabilities(f.capabilities)
+	s.Capabilities, s.OnDeadline = sandbox.Capabilities(f.capabilities), sandbox.DeadlineAction(f.onTimeout)
 	if s.Volumes, err = parseMounts(f.volumes); err != nil {
 		return s, err
 	}

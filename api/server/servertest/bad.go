@@ -113,6 +113,11 @@ func BadInputs() []BadInput {
 	add("DELETE", "/v1/sandboxes/absent", "", 404, "sandbox_not_found")
 	add("POST", "/v1/sandboxes/box/resume2", "", 404, "no_such_route")
 	add("PUT", "/v1/sandboxes/box", "", 405, "method_not_allowed")
+	for _, body := range []string{"", "[]", `{"ttl_seconds":-1}`, `{"ttl_seconds":1.5}`, `{"ttl_seconds":31536001}`, `{"on_deadline":"explode"}`, `{"actor":"x"}`, `{"hold":true}`} {
+		bad("PATCH", "/v1/sandboxes/box", body)
+	}
+	add("PATCH", "/v1/sandboxes/box", "{}", 400, "invalid_deadline")
+	add("PATCH", "/v1/sandboxes/absent", `{"ttl_seconds":60}`, 404, "sandbox_not_found")
 	add("PATCH", "/v1/sandboxes", "", 405, "method_not_allowed")
 	add("DELETE", "/v1/sandboxes", "", 405, "method_not_allowed")
 	for _, p := range []string{"/", "/v2/sandboxes", "/v1", "/v1/sandbox", "/favicon.ico", "/v1/sandboxes/box/x/y", "/openapi"} {
