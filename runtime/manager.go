@@ -284,3 +284,13 @@ func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscri
 func (m *Manager) spawn(f func()) {
 	m.tasks.Go(func() { ; f() })
 }
+
+// IDs lists the ids of the living sandboxes, in no order. It asks no database.
+func (m *Manager) IDs() []sandbox.ID {
+	boxes := m.living()
+	ids := make([]sandbox.ID, len(boxes))
+	for i, b := range boxes {
+		ids[i] = b.id
+	}
+	return ids
+}

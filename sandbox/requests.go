@@ -1,5 +1,7 @@
 package sandbox
 
+import "time"
+
 // CreateRequest asks for a new sandbox.
 type CreateRequest struct {
 	Spec Spec
@@ -20,8 +22,11 @@ type Filter struct {
 	Unlike   map[string]string // none may match; one that lacks the label does not
 	Name     string            // exactly this name; empty means any
 	All      bool              // ended ones too
-	Cursor   string            // Page.Next of the page before; empty means the first
-	Limit    int               // most items in the page; 0 means DefaultPage
+	// StartedAfter leaves out those that first ran by then, or never did.
+	StartedAfter time.Time
+	OldestFirst  bool   // the other way round
+	Cursor       string // Page.Next of the page before; empty means the first
+	Limit        int    // most items in the page; 0 means DefaultPage
 }
 
 // Bounds of a page.
@@ -30,7 +35,7 @@ const (
 	MaxPage     = 1000
 )
 
-// Page is one page of a list, newest first.
+// Page is one page of a list, newest first unless the filter says otherwise.
 type Page struct {
 	Items []Sandbox
 	Next  string // cursor of the next page; empty on the last

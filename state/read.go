@@ -224,12 +224,20 @@ func planList(f sandbox.Filter) (query string, args []any, limit int, err error)
 		where = append(where, `EXISTS (SELECT 1 FROM json_each(spec, '$.labels') WHERE key = ? AND value = ?)`)
 		args = append(args, k, v)
 	}
+	if !f.StartedAfter.IsZero() {
+		where = append(where, `started_at > ?`)
+		args = append(args, f.StartedAfter.UnixNano())
+	}
+	beyond, order := `(created_at, id) < (?, ?)`, ` ORDER BY created_at DESC, id DESC LIMIT ?`
+	if f.OldestFirst {
+		beyond, order = `(created_at, id) > (?, ?)`, ` ORDER BY created_at, id LIMIT ?`
+	}
 	if f.Cursor != "" {
 		created, id, err := parseCursor(f.Cursor)
 		if err != nil {
 			return "", nil, 0, err
 		}
-		where = append(where, `(created_at, id) < (?, ?)`)
+		where = append(where, beyond)
 		args = append(args, created, id)
 	}
 	limit = f.Limit
@@ -241,7 +249,7 @@ func planList(f sandbox.Filter) (query string, args []any, limit int, err error)
 	if len(where) > 0 {
 		query += ` WHERE ` + strings.Join(where, ` AND `)
 	}
-	return query + ` ORDER BY created_at DESC, id DESC LIMIT ?`, append(args, limit+1), limit, nil
+	return query + order, append(args, limit+1), limit, nil
 }
 
 // A cursor is the place of a page's last item in the order of the list, so

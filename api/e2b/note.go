@@ -3,19 +3,24 @@ package e2b
 import (
 	"encoding/json"
 	"maps"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// noteLabel holds what the dialect must remember of a sandbox beside its spec.
-// It is no metadata of the user's.
-const noteLabel = "sandboxd.e2b"
+// Labels of ours are no metadata of the user's.
+const (
+	ownLabels     = "sandboxd."
+	noteLabel     = ownLabels + "e2b"      // what the dialect must remember beside the spec
+	templateLabel = ownLabels + "template" // as the caller named it
+)
 
-// note is the value of that label, short enough for one.
+// note is the value of its label, short enough for one.
 type note struct {
-	Template   string `json:"t,omitempty"` // as the caller named it
 	Private    bool   `json:"p,omitempty"` // its ports ask for a token
 	AutoResume bool   `json:"r,omitempty"` // traffic wakes it
-	OnTimeout  string `json:"o,omitempty"` // what the caller asked for, while something else is in force
 	Internet   *bool  `json:"i,omitempty"` // as the caller said, if so
+	Host       string `json:"h,omitempty"` // the Host its servers see
 }
 
 // noteOf reads the note in labels; the zero note where there is none, as of
@@ -27,8 +32,14 @@ func noteOf(labels map[string]string) (n note) {
 	return n
 }
 
-// labelsOf returns metadata with the note.
-func labelsOf(metadata map[string]string, n note) (map[string]string, error) {
+// labelsOf returns metadata with the note and the template's name. Keys that
+// are ours are of class ErrInvalid.
+func labelsOf(metadata map[string]string, template string, n note) (map[string]string, error) {
+	for k := range metadata {
+		if strings.HasPrefix(k, ownLabels) {
+			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_metadata", "metadata key %.80q: names that begin with %q are the daemon's own", k, ownLabels)
+		}
+	}
 	text, err := json.Marshal(n)
 	if err != nil {
 		return nil, err
@@ -37,16 +48,17 @@ func labelsOf(metadata map[string]string, n note) (map[string]string, error) {
 	if out == nil {
 		out = map[string]string{}
 	}
-	out[noteLabel] = string(text)
+	out[noteLabel], out[templateLabel] = string(text), template
 	return out, nil
 }
 
 // metadataOf returns the labels that are the user's.
 func metadataOf(labels map[string]string) map[string]string {
-	out := maps.Clone(labels)
-	if out == nil {
-		out = map[string]string{}
+	out := map[string]string{}
+	for k, v := range labels {
+		if !strings.HasPrefix(k, ownLabels) {
+			out[k] = v
+		}
 	}
-	delete(out, noteLabel)
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ const (
 type target struct {
 	box  sandbox.ID
 	port int
+	host string // which Host the server there sees; empty: the client's
 }
 
 type targetKey struct{}
@@ -74,6 +76,9 @@ func rewrite(p *httputil.ProxyRequest) {
 		return // cannot be: toPort sets it
 	}
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "http", net.JoinHostPort(string(to.box), strconv.Itoa(to.port)), p.In.Host
+	if to.host != "" {
+		p.Out.Host = to.host
+	}
 	for _, name := range []string{sandboxHeader, portHeader, trafficHeader, tokenHeader, keyHeader} {
 		p.Out.Header.Del(name)
 	}
@@ -89,7 +94,12 @@ func (s *Server) toPort(w http.ResponseWriter, r *http.Request, box sandbox.Sand
 		})
 		return
 	}
-	ctx := context.WithValue(s.callers.Holder(r.Context(), box), targetKey{}, target{box.ID, port})
+	box, ctx, ok := s.roused(w, r, box)
+	if !ok {
+		return
+	}
+	host := strings.ReplaceAll(noteOf(box.Spec.Labels).Host, "${PORT}", strconv.Itoa(port))
+	ctx = context.WithValue(ctx, targetKey{}, target{box.ID, port, host})
 	s.proxy.ServeHTTP(w, r.WithContext(ctx))
 }
 

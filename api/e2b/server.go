@@ -33,9 +33,9 @@ type Config struct {
 	// Find returns a sandbox by its whole id, whoever asks: the token of the
 	// request is what gives the right.
 	Find func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
-	// All lists the living sandboxes of everybody, for URLs that name none but
-	// are signed with the token of one.
-	All func(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	// Living lists the living sandboxes of everybody, for URLs that name none but
+	// are signed with the token of one. It asks no database.
+	Living func() []sandbox.ID
 	// Secret is what tokens are derived with; see Secret.
 	Secret []byte
 	// Domain ends the host names of sandboxes, with a port if clients need
@@ -51,7 +51,7 @@ type Server struct {
 	m       Manager
 	callers Callers
 	find    func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
-	list    func(ctx context.Context, f sandbox.Filter) (sandbox.Page, error)
+	living  func() []sandbox.ID
 	secret  []byte
 	domain  string
 	image   string
@@ -59,12 +59,14 @@ type Server struct {
 	control http.Handler
 	proxy   *httputil.ReverseProxy
 	plane   *dataPlane
+	samples samples
+	pace    pace
 }
 
 // New returns the handler of the whole dialect.
 func New(cfg Config) http.Handler {
 	s := &Server{
-		m: cfg.Manager, callers: cfg.Callers, find: cfg.Find, list: cfg.All,
+		m: cfg.Manager, callers: cfg.Callers, find: cfg.Find, living: cfg.Living,
 		secret: cfg.Secret, domain: cfg.Domain, image: cfg.DefaultImage, log: cfg.Log,
 	}
 	if s.log == nil {
@@ -91,7 +93,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Path == filesPath && r.URL.Query().Has("signature") {
-		s.sandbox(w, r, string(s.signedFor(r)), strconv.Itoa(dataPort))
+		id, err := s.signedFor(r)
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		s.sandbox(w, r, string(id), strconv.Itoa(dataPort))
 		return
 	}
 	if id, ok := s.idOfToken(r.Header.Get(tokenHeader)); ok {
@@ -99,25 +106,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.control.ServeHTTP(w, r)
-}
-
-// signedFor returns the living sandbox whose token reproduces the signature of
-// a URL that names none.
-func (s *Server) signedFor(r *http.Request) sandbox.ID {
-	for cursor := ""; ; {
-		page, err := s.list(r.Context(), sandbox.Filter{Cursor: cursor, Limit: sandbox.MaxPage})
-		if err != nil {
-			return ""
-		}
-		for _, box := range page.Items {
-			if reproduces(r, s.tokenOf(box.ID)) {
-				return box.ID
-			}
-		}
-		if cursor = page.Next; cursor == "" {
-			return ""
-		}
-	}
 }
 
 // filesPath is where the data plane serves whole files.
@@ -130,8 +118,8 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, id, port string
 		s.fail(w, r, sandbox.Errorf(sandbox.ErrInvalid, "invalid_port", "port %.20q of a sandbox: use 1 to 65535", port))
 		return
 	}
-	box, ok := s.lookUp(r.Context(), id)
-	if !ok {
+	box, err := s.lookUp(r.Context(), id)
+	if err != nil {
 		noSandbox(w, id)
 		return
 	}
@@ -142,17 +130,38 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, id, port string
 	s.toPort(w, r, box, int(n))
 }
 
-// lookUp finds a sandbox that runs.
-func (s *Server) lookUp(ctx context.Context, id string) (sandbox.Sandbox, bool) {
+// lookUp finds a sandbox that runs, or that traffic may wake.
+func (s *Server) lookUp(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	whole, err := sandbox.ParseID(id)
 	if err != nil {
-		return sandbox.Sandbox{}, false
+		return sandbox.Sandbox{}, err
 	}
 	box, err := s.find(ctx, whole)
-	if err != nil || box.ID != whole {
-		return sandbox.Sandbox{}, false
+	if err == nil && box.Status != sandbox.StatusRunning && !wakes(box) {
+		err = sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "sandbox %s does not run", id)
 	}
-	return box, box.Status == sandbox.StatusRunning
+	return box, err
+}
+
+// wakes reports whether traffic wakes a sandbox that rests.
+func wakes(box sandbox.Sandbox) bool {
+	return box.Status == sandbox.StatusPaused && noteOf(box.Spec.Labels).AutoResume
+}
+
+// roused is the sandbox, awake, and the context of whoever holds its token;
+// false where it does not wake, which is answered.
+func (s *Server) roused(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox) (sandbox.Sandbox, context.Context, bool) {
+	ctx := s.callers.Holder(r.Context(), box)
+	if box.Status == sandbox.StatusRunning {
+		return box, ctx, true
+	}
+	up, err := s.wake(ctx, box, box.Owner, true)
+	if err != nil {
+		s.log.Info("traffic did not wake a sandbox", "sandbox", box.ID, "err", err)
+		noSandbox(w, string(box.ID))
+		return box, ctx, false
+	}
+	return up, ctx, true
 }
 
 // noSandbox is the answer of a sandbox that is gone, paused or never was: the
@@ -166,12 +175,21 @@ func noSandbox(w http.ResponseWriter, id string) {
 // toData checks the token and hands over to the data plane. Requests for files
 // that bring a signature go there unchecked: it checks the signature.
 func (s *Server) toData(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox) {
-	open := r.URL.Path == "/health" || r.URL.Path == filesPath && r.URL.Query().Has("signature")
+	health := r.URL.Path == "/health"
+	if health && box.Status != sandbox.StatusRunning { // to ask is not to use
+		noSandbox(w, string(box.ID))
+		return
+	}
+	signed := r.URL.Path == filesPath && r.URL.Query().Has("signature")
+	open := health || signed && (box.Status == sandbox.StatusRunning || reproduces(r, s.tokenOf(box.ID))) // no other wakes it
 	if !open && !same(r.Header.Get(tokenHeader), s.tokenOf(box.ID)) {
 		answer(w, http.StatusUnauthorized, map[string]any{
 			"code": http.StatusUnauthorized, "message": "this sandbox asks for its access token: send it as " + tokenHeader,
 		})
 		return
 	}
-	s.data(box).ServeHTTP(w, r.WithContext(s.callers.Holder(r.Context(), box)))
+	box, ctx, ok := s.roused(w, r, box)
+	if ok {
+		s.data(box).ServeHTTP(w, r.WithContext(ctx))
+	}
 }

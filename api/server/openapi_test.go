@@ -20,7 +20,7 @@ var routes = []string{
 	"POST /v1/sandboxes:pause", "POST /v1/sandboxes:resume", "POST /v1/sandboxes:stop", "POST /v1/sandboxes:start", "POST /v1/sandboxes:remove",
 	"POST /sandbox/provision", "POST /sandbox/reset", "GET /sandbox/status", "POST /sandbox/scenario/{id}", "GET /sandbox/logs",
 	"GET /healthz", "GET /v1/version", "GET /v1/doctor", "GET /v1/events",
-	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
+	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "PATCH /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
 	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "PUT /v1/sandboxes/{ref}/network", "GET /v1/pool", "GET /v1/usage",
 	"GET /v1/prices", "POST /v1/costs", "POST /v1/revenue", "GET /v1/costs", "GET /v1/costs/report",
 	"POST /v1/budgets", "GET /v1/budgets", "GET /v1/budgets/{budget}", "DELETE /v1/budgets/{budget}",

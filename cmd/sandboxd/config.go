@@ -56,6 +56,8 @@ type config struct {
 	Webhooks webhookConfig `yaml:"webhooks"`
 
 	MetricsListen string `yaml:"metrics_listen"` // also served there, to whoever asks; an address of this machine
+
+	E2B e2bConfig `yaml:"e2b"`
 }
 
 type volumeConfig struct {
@@ -238,6 +240,7 @@ func (c config) check() error {
 		bad("network.pool %s: use an IPv4 prefix of /8 to /28 without host bits, as 10.213.0.0/16", c.Network.Pool)
 	}
 	errs = append(errs, c.Network.check()...)
+	errs = append(errs, c.E2B.check()...)
 	if err := c.Network.checkIngress(); err != nil {
 		errs = append(errs, err)
 	}

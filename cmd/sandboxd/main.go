@@ -75,6 +75,7 @@ Settings come from the built-in values, then the configuration file, then flags.
 	f.StringVar(&flags.CgroupRoot, "cgroup-parent", "", "cgroup under which sandboxes live (default /sandboxd)")
 	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", "", "text or json")
+	f.StringVar(&flags.E2B.Listen, "listen-e2b", "", "ADDRESS:PORT for clients of the E2B SDK; plain HTTP, so loopback only")
 	f.BoolVar(&checkOnly, "check-config", false, "read and check the configuration, then exit")
 	f.BoolVar(&stopSandboxes, "stop-sandboxes", false, "on shutdown stop every sandbox (their filesystems stay) instead of leaving them running")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -137,6 +138,7 @@ func (c *config) override(f config) {
 		{&c.CgroupRoot, f.CgroupRoot},
 		{&c.LogLevel, f.LogLevel},
 		{&c.LogFormat, f.LogFormat},
+		{&c.E2B.Listen, f.E2B.Listen},
 	} {
 		if s.from != "" {
 			*s.to = s.from

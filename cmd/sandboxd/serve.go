@@ -122,8 +122,14 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
+	all := &service{m, newDoctor(c, parts), builder, in, hooks.Desk}
+	dialect, err := openE2B(ctx, c, m, all, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dialect.close(ctx)) }()
 	handler := server.New(server.Config{
-		Manager: &service{m, newDoctor(c, parts), builder, in, hooks.Desk}, Log: log, Version: version, Lab: projects, Production: both.view,
+		Manager: all, Log: log, Version: version, Lab: projects, Production: both.view,
 		Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/access"
+	"github.com/sandboxd/sandboxd/api/e2b"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+var _ e2b.Manager = (*service)(nil)
+
+// e2bConfig is about clients of the E2B SDK.
+type e2bConfig struct {
+	Listen string `yaml:"listen"` // ADDRESS:PORT; empty: nowhere
+	Domain string `yaml:"domain"` // ends the host names of sandboxes, with a port if clients need one
+}
+
+// check finds what cannot work.
+func (c e2bConfig) check() (errs []error) {
+	if c.Listen != "" {
+		at, err := netip.ParseAddrPort(c.Listen)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("e2b.listen %q: use ADDRESS:PORT, as 127.0.0.1:3000", c.Listen))
+		case !at.Addr().IsLoopback():
+			errs = append(errs, fmt.Errorf("e2b.listen %q: keys would go over the wire in the clear; use a loopback address", c.Listen))
+		}
+	}
+	if c.Domain == "" {
+		return errs
+	}
+	name, port, hasPort := strings.Cut(c.Domain, ":")
+	n, err := sandbox.NormalizeDomain(name)
+	if err != nil || n != name || strings.Contains(name, "*") {
+		errs = append(errs, fmt.Errorf("e2b.domain %.100q: use a name in lower case, with a port if clients need one, as sbx.example.com:3000", c.Domain))
+	}
+	if _, err := netip.ParseAddrPort("0.0.0.0:" + port); hasPort && err != nil {
+		errs = append(errs, fmt.Errorf("e2b.domain %.100q: %q is no port", c.Domain, port))
+	}
+	return errs
+}
+
+// dialect serves clients of the E2B SDK.
+type dialect struct{ srv *http.Server }
+
+// Bounds of a connection. What a client sends and takes has none: it may be a
+// file, or the output of a day.
+const (
+	e2bHeaders  = 30 * time.Second
+	e2bIdle     = 3 * time.Minute
+	e2bMaxHead  = 64 << 10
+	e2bKeyFile  = "e2b.key"
+	e2bShutdown = 2 * time.Second
+)
+
+// openE2B listens, where that is configured.
+func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, log *slog.Logger) (*dialect, error) {
+	if c.E2B.Listen == "" {
+		return &dialect{}, nil
+	}
+	secret, err := e2b.Secret(filepath.Join(c.StateDir, e2bKeyFile))
+	if err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", c.E2B.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("e2b.listen: %w", err)
+	}
+	handler := e2b.New(e2b.Config{
+		Manager: guarded, Callers: e2bCallers{},
+		Find:   func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) { return m.Sandbox(ctx, string(id)) },
+		Living: m.IDs, Secret: secret, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
+	})
+	d := &dialect{&http.Server{
+		Handler: handler, ReadHeaderTimeout: e2bHeaders, IdleTimeout: e2bIdle, MaxHeaderBytes: e2bMaxHead,
+		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}
+	log.Info("clients of the E2B SDK are served", "listen", ln.Addr().String(), "domain", c.E2B.Domain)
+	go func() {
+		if err := d.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("clients of the E2B SDK are served no more: restart the daemon", "err", err)
+		}
+	}()
+	return d, nil
+}
+
+// close lets short requests end; streams are cut, their commands go on.
+func (d *dialect) close(ctx context.Context) error {
+	if d.srv == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e2bShutdown)
+	defer cancel()
+	if err := d.srv.Shutdown(ctx); err != nil {
+		return d.srv.Close()
+	}
+	return nil
+}
+
+// keyHolders knows whose a key is.
+type keyHolders interface {
+	ByKey(ctx context.Context, secret, from string) (access.Caller, error)
+}
+
+// e2bCallers tells who calls: the holder of a key, or for the data of one
+// sandbox its owner.
+type e2bCallers struct{ office keyHolders }
+
+// Authenticate looks for a key.
+func (c e2bCallers) Authenticate(r *http.Request) (context.Context, string, error) {
+	key := r.Header.Get("X-Api-Key")
+	if bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); key == "" && ok {
+		key = bearer
+	}
+	if c.office == nil {
+		return nil, "", sandbox.Errorf(sandbox.ErrForbidden, "no_keys", "this daemon has no API keys")
+	}
+	caller, err := c.office.ByKey(r.Context(), key, r.RemoteAddr)
+	if err != nil {
+		return nil, "", err
+	}
+	return access.With(r.Context(), caller), caller.Owner, nil
+}
+
+// Holder lets whoever has a sandbox's token do with it what its owner may.
+func (c e2bCallers) Holder(ctx context.Context, box sandbox.Sandbox) context.Context {
+	return access.With(ctx, access.Caller{Owner: box.Owner, Role: access.RoleDeveloper, From: "token of " + string(box.ID)})
+}
