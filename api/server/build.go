@@ -33,11 +33,13 @@ func (s *server) buildRoutes() {
 	register(s, huma.Operation{
 		OperationID: "build-image", Method: http.MethodPost, Path: "/v1/images/build", Tags: []string{"images"},
 		Summary: "Build an image of a Dockerfile; the answer tells how it goes, a line for each event",
-		Responses: map[string]*huma.Response{"200": {
+		Responses: s.accepted(map[string]*huma.Response{"200": {
 			Description: "Events; the last is of type image or error",
 			Content:     map[string]*huma.MediaType{ndjson: {Schema: s.schemaOf(api.BuildMessage{}, "BuildMessage")}},
-		}},
-	}, func(ctx context.Context, _ *empty) (*huma.StreamResponse, error) { return s.build(ctx) })
+		}}),
+	}, func(ctx context.Context, in *PreferInput) (*huma.StreamResponse, error) {
+		return s.build(ctx, in.async())
+	})
 	// Told afterwards: the framework would read a body it is told of before.
 	s.huma.OpenAPI().Paths["/v1/images/build"].Post.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
 		"multipart/form-data": {Schema: &huma.Schema{
@@ -63,7 +65,7 @@ func (s *server) buildRoutes() {
 
 // build runs a build. Its answer begins with its first event, so what is
 // wrong with the request is told as any other problem is.
-func (s *server) build(ctx context.Context) (*huma.StreamResponse, error) {
+func (s *server) build(ctx context.Context, async bool) (*huma.StreamResponse, error) {
 	r := requestOf(ctx).r
 	parts, err := r.MultipartReader()
 	if err != nil {
@@ -78,6 +80,16 @@ func (s *server) build(ctx context.Context) (*huma.StreamResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	if async {
+		return background(ctx, s, operationBuild, subjectOf(req), true, func(ctx context.Context, report func(sandbox.BuildEvent)) (sandbox.Image, error) {
+			return s.m.Build(ctx, req, files, func(e sandbox.BuildEvent) error {
+				if e.Type != sandbox.BuildOutput { // the step it is of says more
+					report(e)
+				}
+				return nil
+			})
+		})
+	}
 	l, err := streaming(ctx)
 	if err != nil {
 		return nil, err
@@ -85,7 +97,14 @@ func (s *server) build(ctx context.Context) (*huma.StreamResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	l.onDrain(cancel)
 	w := &lineWriter{w: requestOf(ctx).w}
-	_, err = s.m.Build(ctx, req, files, func(e sandbox.BuildEvent) error { return w.line(api.BuildMessage{BuildEvent: e}) })
+	_, err = operate(ctx, s, operationBuild, subjectOf(req), nil, func(ctx context.Context, report func(sandbox.BuildEvent)) (sandbox.Image, error) {
+		return s.m.Build(ctx, req, files, func(e sandbox.BuildEvent) error {
+			if e.Type != sandbox.BuildOutput { // as above
+				report(e)
+			}
+			return w.line(api.BuildMessage{BuildEvent: e})
+		})
+	})
 	cancel()
 	l.end()
 	if err != nil && !w.begun {
@@ -99,6 +118,14 @@ func (s *server) build(ctx context.Context) (*huma.StreamResponse, error) {
 			panic(http.ErrAbortHandler) // the client must not take it for the whole
 		}
 	}}, nil
+}
+
+// subjectOf is what a build is called among operations.
+func subjectOf(req sandbox.BuildRequest) string {
+	if len(req.Names) == 0 {
+		return ""
+	}
+	return req.Names[0]
 }
 
 // lineWriter writes values as lines of JSON, each at once.

@@ -17,10 +17,12 @@ import (
 
 type (
 	pullInput struct {
+		PreferInput
 		Accept string `header:"Accept" doc:"text/event-stream for a stream of progress that ends with the image; JSON of the image otherwise."`
 		Body   sandbox.PullRequest
 	}
 	pushInput struct {
+		PreferInput
 		Accept string `header:"Accept" doc:"text/event-stream for a stream of progress that ends with the outcome; JSON of the outcome otherwise."`
 		Body   sandbox.PushRequest
 	}
@@ -45,7 +47,7 @@ func (s *server) imageMoveRoutes() {
 	responses := func(last any, name string) map[string]*huma.Response {
 		all := sseResponse("progress events, then one with the outcome", s.schemaOf(sandbox.ImageProgress{}, "ImageProgress"))
 		all["200"].Content["application/json"] = &huma.MediaType{Schema: s.schemaOf(last, name)}
-		return all
+		return s.accepted(all)
 	}
 	register(s, huma.Operation{
 		OperationID: "pull-image", Method: http.MethodPost, Path: "/v1/images/pull", Tags: []string{"images"},
@@ -55,8 +57,14 @@ func (s *server) imageMoveRoutes() {
 		if err := in.Body.Validate(); err != nil {
 			return nil, err
 		}
-		return told(ctx, s, in.Accept, pulledEvent, func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
+		work := func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
 			return s.m.PullImage(ctx, in.Body, report)
+		}
+		if in.async() {
+			return background(ctx, s, operationPull, in.Body.Reference, false, work)
+		}
+		return told(ctx, s, in.Accept, pulledEvent, func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
+			return operate(ctx, s, operationPull, in.Body.Reference, report, work)
 		})
 	})
 	register(s, huma.Operation{
@@ -64,8 +72,14 @@ func (s *server) imageMoveRoutes() {
 		Summary: "Push an image, a snapshot or a sandbox's files to a registry", Responses: responses(sandbox.Pushed{}, "Pushed"),
 	}, func(ctx context.Context, in *pushInput) (*huma.StreamResponse, error) {
 		in.Body.Actor = actorOf(ctx)
-		return told(ctx, s, in.Accept, pushedEvent, func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Pushed, error) {
+		work := func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Pushed, error) {
 			return s.m.PushImage(ctx, in.Body, report)
+		}
+		if in.async() {
+			return background(ctx, s, operationPush, in.Body.Source, false, work)
+		}
+		return told(ctx, s, in.Accept, pushedEvent, func(ctx context.Context, report func(sandbox.ImageProgress)) (sandbox.Pushed, error) {
+			return operate(ctx, s, operationPush, in.Body.Source, report, work)
 		})
 	})
 	register(s, huma.Operation{

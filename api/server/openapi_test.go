@@ -38,6 +38,7 @@ var routes = []string{
 	"POST /v1/sandboxes/{ref}/files/chmod", "GET /v1/sandboxes/{ref}/files/watch", "GET /v1/sandboxes/{ref}/files/archive", "PUT /v1/sandboxes/{ref}/files/archive",
 	"GET /v1/sandboxes/{ref}/network", "GET /v1/sandboxes/{ref}/network/explain",
 	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
+	"GET /v1/operations", "GET /v1/operations/{operation}", "DELETE /v1/operations/{operation}",
 	"POST /v1/images/build", "GET /v1/build-cache", "DELETE /v1/build-cache",
 	"GET /v1/volumes", "POST /v1/volumes", "GET /v1/volumes/{name}", "PATCH /v1/volumes/{name}", "DELETE /v1/volumes/{name}",
 	"GET /v1/secrets", "PUT /v1/secrets/{name}", "DELETE /v1/secrets/{name}",

@@ -38,6 +38,7 @@ type server struct {
 	watcher Watcher
 
 	keys         once       // of commands with an idempotency key
+	ops          board      // of work that takes long
 	provisioning sync.Mutex // held while a developer sandbox is looked for and made
 }
 
@@ -97,6 +98,7 @@ func (s *server) routes() {
 	s.archiveRoutes()
 	s.imageRoutes()
 	s.buildRoutes()
+	s.operationRoutes()
 	s.volumeRoutes()
 	s.secretRoutes()
 	s.webhookRoutes()

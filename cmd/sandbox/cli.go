@@ -283,7 +283,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	add("look", append(look, c.netCmd())...)
 	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd(), c.secretCmd())
 	add("lab", c.projectCmd())
-	add("host", c.webhookCmd(), c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
+	add("host", c.operationCmd(), c.webhookCmd(), c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch c.output {

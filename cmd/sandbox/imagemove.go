@@ -65,6 +65,7 @@ func (f *registryFlags) plainWith(ref sandbox.ImageRef) bool {
 func (c *cli) imagePullCmd() *cobra.Command {
 	var f registryFlags
 	var name, platform string
+	var detach bool
 	cmd := &cobra.Command{
 		Use:   "pull [flags] REFERENCE",
 		Short: "Pull an image from a registry",
@@ -83,7 +84,15 @@ credential helpers too, else those of the daemon's configuration.`,
 			if err != nil {
 				return err
 			}
-			img, err := c.pull(cmd.Context(), cl, sandbox.PullRequest{Reference: args[0], Name: name, Platform: platform}, f)
+			req := sandbox.PullRequest{Reference: args[0], Name: name, Platform: platform}
+			if detach {
+				if err := f.complete(c, &req); err != nil {
+					return err
+				}
+				o, err := cl.BeginPull(cmd.Context(), req)
+				return c.began(o, err)
+			}
+			img, err := c.pull(cmd.Context(), cl, req, f)
 			if err != nil {
 				return err
 			}
@@ -98,19 +107,28 @@ credential helpers too, else those of the daemon's configuration.`,
 	f.add(cmd)
 	cmd.Flags().StringVar(&name, "name", "", "local name in place of the full reference")
 	cmd.Flags().StringVar(&platform, "platform", "", "os/architecture[/variant] (default this machine's)")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait: print the id of the operation ('sandbox operation')")
 	return cmd
+}
+
+// complete fills in what the flags say of a pull.
+func (f *registryFlags) complete(c *cli, req *sandbox.PullRequest) error {
+	ref, err := sandbox.ParseImageRef(req.Reference)
+	if err != nil {
+		return err
+	}
+	if req.Auth, err = f.auth(c, ref); err != nil {
+		return err
+	}
+	req.PlainHTTP = f.plainWith(ref)
+	return nil
 }
 
 // pull pulls an image, showing how far it has come.
 func (c *cli) pull(ctx context.Context, cl *client.Client, req sandbox.PullRequest, f registryFlags) (sandbox.Image, error) {
-	ref, err := sandbox.ParseImageRef(req.Reference)
-	if err != nil {
+	if err := f.complete(c, &req); err != nil {
 		return sandbox.Image{}, err
 	}
-	if req.Auth, err = f.auth(c, ref); err != nil {
-		return sandbox.Image{}, err
-	}
-	req.PlainHTTP = f.plainWith(ref)
 	p := c.progress(f.quiet)
 	defer p.end()
 	return cl.PullImage(ctx, req, p.show)
@@ -140,6 +158,7 @@ func (c *cli) pullFor(ctx context.Context, cl *client.Client, name, policy strin
 
 func (c *cli) imagePushCmd() *cobra.Command {
 	var f registryFlags
+	var detach bool
 	cmd := &cobra.Command{
 		Use:   "push [flags] SOURCE [REFERENCE]",
 		Short: "Push an image, a snapshot or a sandbox's files to a registry",
@@ -169,6 +188,10 @@ the digest is another.`,
 			if err != nil {
 				return err
 			}
+			if detach {
+				o, err := cl.BeginPush(cmd.Context(), req)
+				return c.began(o, err)
+			}
 			p := c.progress(f.quiet)
 			defer p.end()
 			out, err := cl.PushImage(cmd.Context(), req, p.show)
@@ -185,6 +208,7 @@ the digest is another.`,
 		},
 	}
 	f.add(cmd)
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait: print the id of the operation ('sandbox operation')")
 	return cmd
 }
 
