@@ -40,7 +40,7 @@ func (m *Manager) Image(ctx context.Context, name string) (sandbox.Image, error)
 	if ref.Digest != "" {
 		return m.imageByDigest(ctx, ref, name)
 	}
-	return img, imageNotFound(name)
+	return img, sandbox.ImageNotFound(name)
 }
 
 // imageByDigest finds an image of a repository by the digest of its manifest,
@@ -56,11 +56,7 @@ func (m *Manager) imageByDigest(ctx context.Context, ref sandbox.ImageRef, name 
 			return img, nil
 		}
 	}
-	return sandbox.Image{}, imageNotFound(name)
-}
-
-func imageNotFound(name string) error {
-	return sandbox.Errorf(sandbox.ErrNotFound, "image_not_found", "no image %.80q here: 'sandbox image pull' brings one from a registry, 'sandbox image import' makes one of an archive, 'sandbox image ls' shows those there are", name)
+	return sandbox.Image{}, sandbox.ImageNotFound(name)
 }
 
 func reserved(name string) error {

@@ -194,20 +194,7 @@ func (m *Manager) dropBox(id sandbox.ID) {
 // id if that is unique. A name means the living sandbox of that name, else
 // the one that ended last.
 func (m *Manager) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	if id, err := sandbox.ParseID(ref); err == nil {
-		return m.state.Sandbox(ctx, id)
-	}
-	if err := sandbox.ValidateName(ref); err != nil {
-		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_reference", "%.80q names no sandbox: use an id, a name, or the beginning of an id", ref)
-	}
-	sb, err := m.state.ByName(ctx, ref)
-	if errors.Is(err, sandbox.ErrNotFound) && sandbox.IsIDPrefix(ref) {
-		sb, err = m.state.ByPrefix(ctx, ref)
-	}
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return sb, sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "no sandbox %q: 'sandbox ls -a' shows those there are", ref)
-	}
-	return sb, err
+	return m.state.ByRef(ctx, ref)
 }
 
 // find returns the box of a living sandbox and its record.

@@ -429,7 +429,7 @@ func (m *Manager) UsageReport(ctx context.Context, ref string, q sandbox.UsageQu
 		}
 	}
 	if q.To.IsZero() || time.Until(q.To) > -2*m.cfg.Usage.Interval {
-		if err := m.meterRound(ctx, m.livingOf(payers{sandbox: string(q.Sandbox)}), true); err != nil {
+		if err := m.meterRound(ctx, m.livingOf(payers{sandbox: string(q.Sandbox), owner: q.Owner}), true); err != nil {
 			return sandbox.UsageReport{}, err
 		}
 	}

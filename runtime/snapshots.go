@@ -443,6 +443,11 @@ func (m *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	specs := make([]sandbox.Spec, req.Count)
 	for i := range specs {
 		specs[i] = forkSpec(s, req, i)
+		if req.Amend != nil {
+			if err := req.Amend(&specs[i]); err != nil {
+				return nil, err
+			}
+		}
 		if err := specs[i].Validate(); err != nil {
 			return nil, err
 		}
@@ -496,7 +501,7 @@ func (m *Manager) forkSource(ctx context.Context, ref string, req sandbox.ForkRe
 	sb, serr := m.Sandbox(ctx, ref)
 	if serr != nil {
 		if errors.Is(serr, sandbox.ErrNotFound) && req.ForkOf != sandbox.ForkOfSandbox {
-			return s, sandbox.Errorf(sandbox.ErrNotFound, "snapshot_not_found", "neither a snapshot nor a sandbox is called %.80q: 'sandbox snapshot ls' and 'sandbox ls' show what there is", ref)
+			return s, sandbox.NothingToFork(ref)
 		}
 		return s, serr
 	}

@@ -23,6 +23,11 @@ type Image struct {
 	Platform    string `json:"platform,omitempty" doc:"As linux/amd64; empty where it was not said."`
 }
 
+// ImageNotFound is the error where no image has a name.
+func ImageNotFound(name string) error {
+	return Errorf(ErrNotFound, "image_not_found", "no image %.80q here: 'sandbox image pull' brings one from a registry, 'sandbox image import' makes one of an archive, 'sandbox image ls' shows those there are", name)
+}
+
 // ImageKind says where an image came from.
 type ImageKind string
 

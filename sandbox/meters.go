@@ -86,6 +86,7 @@ type UsageQuery struct {
 	From, To time.Time // From is in, To is not; zero: the beginning, and now
 	By       string    // sandbox, owner, project, image or label:KEY; empty: one line for all
 	Sandbox  ID        // of this one only, if set
+	Owner    string    // of this one's only, if set
 }
 
 // UsageReport is what was used in a span of time.

@@ -21,6 +21,7 @@ type Filter struct {
 	Labels   map[string]string // every one must match
 	Unlike   map[string]string // none may match; one that lacks the label does not
 	Name     string            // exactly this name; empty means any
+	Owner    string            // only of this owner; empty means any
 	All      bool              // ended ones too
 	// StartedAfter leaves out those that first ran by then, or never did.
 	StartedAfter time.Time

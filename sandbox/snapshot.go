@@ -98,6 +98,15 @@ type ForkRequest struct {
 	NeedsAll bool              `json:"needs_all,omitempty" doc:"Where one cannot be made, remove the others again."`
 	Actor    string            `json:"-"`
 	ForkOf   string            `json:"-"` // ForkOfSandbox, or empty for either
+
+	// Amend, unless nil, is shown the spec of each new sandbox, and may change
+	// or refuse it.
+	Amend func(*Spec) error `json:"-"`
+}
+
+// NothingToFork is the error where a ref names nothing that could be forked.
+func NothingToFork(ref string) error {
+	return Errorf(ErrNotFound, "snapshot_not_found", "neither a snapshot nor a sandbox is called %.80q: 'sandbox snapshot ls' and 'sandbox ls' show what there is", ref)
 }
 
 // ForkOfSandbox asks for forks of the sandbox a name stands for, though a

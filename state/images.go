@@ -223,9 +223,10 @@ func writeStatements() []string {
 // readStatements lists what the readers have prepared.
 func readStatements() []string {
 	return []string{
-		sqlByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
+		sqlByPrefix, sqlOwnByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
 		sqlVolumes, sqlVolumeUsers, sqlSecrets,
 		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots, sqlSchedules,
 		sqlCounts, sqlEventTypes,
+		sqlOwnSnapshotPrefix, sqlOwnSnapshots, sqlOwnSchedules, sqlOwnPorts, sqlOwnEvents,
 	}
 }

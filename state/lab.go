@@ -252,8 +252,8 @@ func recordsOf[T any](t *tx, query string, args ...any) ([]T, error) {
 	return out, err
 }
 
-func lookUp[T any](ctx context.Context, d *DB, what, id, query string) (v T, err error) {
-	found, err := d.first(ctx, query, id)
+func lookUp[T any](ctx context.Context, d *DB, what, id, query string, more ...any) (v T, err error) {
+	found, err := d.first(ctx, query, append([]any{id}, more...)...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return v, missing(what, id)
 	}

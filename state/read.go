@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -27,12 +28,19 @@ const columns = `id, owner, status, reason, detail, created_at, started_at, ende
 	slot, uid_base, address, init_pid, init_start, boot_id, spec, enforcement, usage, last_output`
 
 const (
-	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ? AND name <> ''
+	// The living first, of those the caller's own and then the oldest; of ended
+	// ones the caller's own and then the newest.
+	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> ''
+		ORDER BY status IN ('completed', 'failed'), owner <> ?2,
+			CASE WHEN status IN ('completed', 'failed') THEN -created_at ELSE created_at END LIMIT 1`
+	sqlNamesakes = `SELECT count(*) FROM sandboxes WHERE name = ? AND name <> '' AND status NOT IN ('completed', 'failed')`
+	sqlOwnByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = ?2
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlSpoken = `SELECT EXISTS (SELECT 1 FROM idempotency WHERE owner = ?1 AND key = ?2)
-		OR EXISTS (SELECT 1 FROM sandboxes WHERE name = ?3 AND name <> '' AND status NOT IN ('completed', 'failed'))`
+		OR EXISTS (SELECT 1 FROM sandboxes WHERE name = ?3 AND name <> '' AND owner = ?1 AND status NOT IN ('completed', 'failed'))`
 	sqlByPrefix = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2`
-	sqlLiving   = `SELECT ` + columns + ` FROM sandboxes
+	sqlOwnByPrefix = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 AND owner = ?3 ORDER BY id LIMIT 2`
+	sqlLiving      = `SELECT ` + columns + ` FROM sandboxes
 		WHERE status NOT IN ('completed', 'failed') ORDER BY created_at, id`
 )
 
@@ -98,10 +106,26 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 	return d.one(ctx, id, sqlSandbox, string(id))
 }
 
-// ByName returns the living sandbox of that name, else the one made last.
-// ErrNotFound.
+// ByName returns the living sandbox of that name, else the one made last. A
+// name is unique among the living sandboxes of one owner: the caller's own
+// comes first. ErrNotFound; ErrInvalid with code ambiguous_name where a caller
+// has none and several others have; work that no caller asked for gets the
+// oldest of those, so that nobody takes a name from who has it.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
-	return d.one(ctx, name, sqlByName, name)
+	c, called := access.Of(ctx)
+	sb, err := d.one(ctx, name, sqlByName, name, c.Owner)
+	if err != nil || !called || sb.Owner == c.Owner || sb.Status.Terminal() {
+		return sb, err
+	}
+	var n int64
+	found, err := d.first(ctx, sqlNamesakes, name)
+	if err == nil {
+		err = found.Scan(&n)
+	}
+	if err == nil && n > 1 {
+		err = sandbox.Errorf(sandbox.ErrInvalid, "ambiguous_name", "%d owners have a sandbox called %q: use an id, 'sandbox ls --name %s' shows them", n, name, name)
+	}
+	return sb, err
 }
 
 // Spoken reports whether an idempotency key was used or a living sandbox has
@@ -150,11 +174,15 @@ func (d *DB) first(ctx context.Context, query string, args ...any) (found record
 // ByPrefix returns the one sandbox whose id begins so. ErrInvalid with code
 // ambiguous_id where there are more, ErrNotFound where there is none.
 func (d *DB) ByPrefix(ctx context.Context, prefix string) (sandbox.Sandbox, error) {
+	return d.byPrefix(ctx, prefix, sqlByPrefix)
+}
+
+func (d *DB) byPrefix(ctx context.Context, prefix, query string, more ...any) (sandbox.Sandbox, error) {
 	if !sandbox.IsIDPrefix(prefix) {
 		return sandbox.Sandbox{}, notFound(prefix)
 	}
 	// No id holds a character above 'z', so '{' ends the range.
-	found, err := collect(ctx, d.reads[sqlByPrefix], scanRow, prefix, prefix+"{")
+	found, err := collect(ctx, d.reads[query], scanRow, append([]any{prefix, prefix + "{"}, more...)...)
 	switch {
 	case err != nil:
 		return sandbox.Sandbox{}, err
@@ -211,6 +239,10 @@ func planList(f sandbox.Filter) (query string, args []any, limit int, err error)
 		where = append(where, `status IN (?`+strings.Repeat(`, ?`, len(f.Statuses)-1)+`)`)
 	} else if !f.All {
 		where = append(where, `status NOT IN ('completed', 'failed')`)
+	}
+	if f.Owner != "" {
+		where = append(where, `owner = ?`)
+		args = append(args, f.Owner)
 	}
 	if f.Name != "" {
 		where = append(where, `name = ?`)

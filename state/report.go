@@ -41,7 +41,7 @@ func (d *DB) UsageReport(ctx context.Context, q sandbox.UsageQuery) (sandbox.Usa
 	if from < 0 || to < from || to > math.MaxInt64/2 {
 		return sandbox.UsageReport{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "a span from %s to %s: begin after 1970 and end later", q.From.Format(time.RFC3339), q.To.Format(time.RFC3339))
 	}
-	rows, err := d.reader.QueryContext(ctx, reportQuery(key), from, to, label, string(q.Sandbox))
+	rows, err := d.reader.QueryContext(ctx, reportQuery(key), from, to, label, string(q.Sandbox), q.Owner)
 	if err != nil {
 		return sandbox.UsageReport{}, fmt.Errorf("reporting usage: %w", translate(err))
 	}
@@ -80,7 +80,7 @@ func reportKey(by string) (expr, label string, err error) {
 	return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_report", "no report by %.80q: use sandbox, owner, project, image or label:KEY", by)
 }
 
-// reportQuery is the query for ?1 ≤ time < ?2, a label ?3 and a sandbox ?4. A
+// reportQuery is the query for ?1 ≤ time < ?2, a label ?3, a sandbox ?4 and an owner ?5. A
 // sandbox that began in the span, or ended in it, needs no reading at that end.
 func reportQuery(key string) string {
 	var sums, values strings.Builder
@@ -97,7 +97,7 @@ func reportQuery(key string) string {
 		WHERE ledger = CASE WHEN l.created_at < ?1 THEN l.number END AND at > ?1)
 	LEFT JOIN readings a2 ON a2.ledger = l.number AND a2.at = (SELECT max(at) FROM readings WHERE ledger = l.number AND at <= ?2)
 	LEFT JOIN readings b2 ON b2.ledger = l.number AND b2.at = (SELECT min(at) FROM readings WHERE ledger = l.number AND at > ?2)
-	WHERE l.created_at < ?2 AND (l.ended_at IS NULL OR l.ended_at >= ?1) AND (?4 = '' OR l.sandbox = ?4)
+	WHERE l.created_at < ?2 AND (l.ended_at IS NULL OR l.ended_at >= ?1) AND (?4 = '' OR l.sandbox = ?4) AND (?5 = '' OR l.owner = ?5)
 	) GROUP BY key ORDER BY key`
 }
 

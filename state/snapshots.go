@@ -136,10 +136,19 @@ func (d *DB) SnapshotCounted(ctx context.Context, id sandbox.SnapshotID, bytes, 
 
 // Snapshot returns a snapshot by id, name, or the beginning of an id if that
 // is unique. ErrNotFound; ErrInvalid with code ambiguous_id.
-func (d *DB) Snapshot(ctx context.Context, ref string) (s sandbox.Snapshot, err error) {
-	found, err := d.first(ctx, sqlSnapshot, ref)
+func (d *DB) Snapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
+	return d.snapshotBy(ctx, ref, sqlSnapshot, sqlSnapshotNamed, func() ([]sandbox.Snapshot, error) {
+		return collect(ctx, d.reads[sqlSnapshotPrefix], scanSnapshot, ref, ref+"{")
+	})
+}
+
+// snapshotBy tries the ways a ref can be meant; more are further parameters of
+// the two queries.
+func (d *DB) snapshotBy(ctx context.Context, ref, byID, byName string, byPrefix func() ([]sandbox.Snapshot, error), more ...any) (s sandbox.Snapshot, err error) {
+	args := append([]any{ref}, more...)
+	found, err := d.first(ctx, byID, args...)
 	if errors.Is(err, sql.ErrNoRows) {
-		found, err = d.first(ctx, sqlSnapshotNamed, ref)
+		found, err = d.first(ctx, byName, args...)
 	}
 	if err == nil {
 		return scanSnapshot(found)
@@ -150,7 +159,7 @@ func (d *DB) Snapshot(ctx context.Context, ref string) (s sandbox.Snapshot, err 
 	if len(ref) < 4 || !strings.HasPrefix(ref, "sn") {
 		return s, snapshotNotFound(ref)
 	}
-	all, err := collect(ctx, d.reads[sqlSnapshotPrefix], scanSnapshot, ref, ref+"{")
+	all, err := byPrefix()
 	switch {
 	case err != nil:
 		return s, err

@@ -31,7 +31,7 @@ type Manager interface {
 	// Doctor examines the host.
 	Doctor(ctx context.Context) []sandbox.Check
 	// Pool tells how the pool of ready shells does.
-	Pool() sandbox.PoolStats
+	Pool(ctx context.Context) (sandbox.PoolStats, error)
 }
 
 // Sandboxes is the lifecycle part of Manager.

@@ -26,8 +26,8 @@ func (s *server) systemRoutes() {
 	register(s, huma.Operation{
 		OperationID: "pool", Method: http.MethodGet, Path: "/v1/pool",
 		Summary: "How the pool of ready shells does: hits, misses, age, time to refill", Tags: []string{"system"},
-	}, func(context.Context, *empty) (*result[sandbox.PoolStats], error) {
-		return &result[sandbox.PoolStats]{Body: s.m.Pool()}, nil
+	}, func(ctx context.Context, _ *empty) (*result[sandbox.PoolStats], error) {
+		return wrap(s.m.Pool(ctx))
 	})
 	register(s, huma.Operation{
 		OperationID: "healthz", Method: http.MethodGet, Path: "/healthz", DefaultStatus: http.StatusNoContent,

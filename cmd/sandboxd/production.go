@@ -25,6 +25,11 @@ func (s productionService) Sandbox(ctx context.Context, ref string) (sandbox.San
 // Doctor has nothing to say of production alone.
 func (s productionService) Doctor(context.Context) []sandbox.Check { return nil }
 
+// Pool tells how the pool of shells does.
+func (s productionService) Pool(context.Context) (sandbox.PoolStats, error) {
+	return s.Manager.Pool(), nil
+}
+
 // Ports lists none: none can be published there.
 func (s productionService) Ports(context.Context, string) ([]sandbox.Port, error) { return nil, nil }
 

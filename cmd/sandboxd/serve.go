@@ -70,6 +70,9 @@ func (s *service) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 	return s.builder.Build(ctx, req, files, tell)
 }
 
+// Pool tells how the pool of shells does.
+func (s *service) Pool(context.Context) (sandbox.PoolStats, error) { return s.Manager.Pool(), nil }
+
 // Doctor checks the host.
 func (s *service) Doctor(ctx context.Context) []sandbox.Check { return s.doctor.Checks(ctx) }
 

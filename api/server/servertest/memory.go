@@ -289,8 +289,8 @@ func (m *Memory) Reset(_ context.Context, ref, actor string) (sandbox.Sandbox, e
 }
 
 // Pool implements server.Manager.
-func (m *Memory) Pool() sandbox.PoolStats {
-	return sandbox.PoolStats{Size: 2, Target: 2, Ready: 1, Hits: 3}
+func (m *Memory) Pool(context.Context) (sandbox.PoolStats, error) {
+	return sandbox.PoolStats{Size: 2, Target: 2, Ready: 1, Hits: 3}, nil
 }
 
 // Remove implements server.Manager.
