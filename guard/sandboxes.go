@@ -94,7 +94,7 @@ func (g *Manager) Pause(ctx context.Context, ref, actor string) (sandbox.Sandbox
 
 // Resume thaws one of the caller's sandboxes.
 func (g *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return g.act(ctx, ref, func(ref string) (sandbox.Sandbox, error) { return g.m.Resume(ctx, ref, actor) })
+	return g.goOn(ctx, ref, func(ref string) (sandbox.Sandbox, error) { return g.m.Resume(ctx, ref, actor) })
 }
 
 // Stop stops one of the caller's sandboxes.
@@ -104,7 +104,7 @@ func (g *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox,
 
 // Start starts one of the caller's sandboxes, which stopped counts as living.
 func (g *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	return g.act(ctx, ref, func(ref string) (sandbox.Sandbox, error) { return g.m.Start(ctx, ref, actor) })
+	return g.goOn(ctx, ref, func(ref string) (sandbox.Sandbox, error) { return g.m.Start(ctx, ref, actor) })
 }
 
 // Reset gives one of the caller's sandboxes its first files again.

@@ -16,6 +16,9 @@ const (
 	maxPIDs      = 32768
 )
 
+// labelAgent is the label of the lab's own sandboxes.
+const labelAgent = project.LabelAgent
+
 // agentNames begin the names of the lab's own sandboxes, by which it finds
 // them again.
 const agentNames = "sandbox_prj_"
@@ -140,7 +143,7 @@ func (g *Manager) chargeable(ctx context.Context, a *asker, of string, labels ma
 			return err
 		}
 	}
-	if id := labels[project.LabelAgent]; id != "" {
+	if id := labels[labelAgent]; id != "" {
 		if _, err := g.rows.OwnAgent(ctx, a.Owner, project.AgentID(id)); err != nil {
 			return err
 		}

@@ -26,10 +26,10 @@ const (
 	sqlOwnVolume         = `SELECT name FROM volumes WHERE name IN (?1, ?2) AND record ->> '$.owner' = ?3 ORDER BY name <> ?1 LIMIT 1`
 	sqlOwnEvents         = `SELECT seq, time, sandbox, type, actor, data FROM events
 		WHERE sandbox IN (SELECT id FROM sandboxes WHERE owner = ?1) AND sandbox <> '' AND seq > ?2 ORDER BY seq LIMIT ?3`
-	sqlOwnLedger         = `SELECT 1 FROM ledger WHERE sandbox = ?1 AND owner = ?2`
-	sqlOwnProject        = `SELECT record FROM projects WHERE id = ?1 AND json_extract(record, '$.owner') = ?2`
-	sqlOwnProjectNamed   = `SELECT record FROM projects WHERE name = ?1 AND json_extract(record, '$.owner') = ?2 ORDER BY status = 'killed', created_at DESC LIMIT 1`
-	sqlOwnAgent          = `SELECT record FROM agents WHERE id = ?1 AND project <> '' AND project IN (SELECT id FROM projects WHERE json_extract(record, '$.owner') = ?2)`
+	sqlOwnLedger       = `SELECT 1 FROM ledger WHERE sandbox = ?1 AND owner = ?2`
+	sqlOwnProject      = `SELECT record FROM projects WHERE id = ?1 AND json_extract(record, '$.owner') = ?2`
+	sqlOwnProjectNamed = `SELECT record FROM projects WHERE name = ?1 AND json_extract(record, '$.owner') = ?2 ORDER BY status = 'killed', created_at DESC LIMIT 1`
+	sqlOwnAgent        = `SELECT record FROM agents WHERE id = ?1 AND project <> '' AND project IN (SELECT id FROM projects WHERE json_extract(record, '$.owner') = ?2)`
 
 	// Sandboxes of a build belong to build:OWNER.
 	sqlHeld = `SELECT count(*), coalesce(sum(spec ->> '$.limits.cpus'), 0), coalesce(sum(spec ->> '$.limits.memory_bytes'), 0), coalesce(sum(spec ->> '$.limits.disk_bytes'), 0)

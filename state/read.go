@@ -38,7 +38,7 @@ const (
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlSpoken = `SELECT EXISTS (SELECT 1 FROM idempotency WHERE owner = ?1 AND key = ?2)
 		OR EXISTS (SELECT 1 FROM sandboxes WHERE name = ?3 AND name <> '' AND owner = ?1 AND status NOT IN ('completed', 'failed'))`
-	sqlByPrefix = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2`
+	sqlByPrefix    = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2`
 	sqlOwnByPrefix = `SELECT ` + columns + ` FROM sandboxes WHERE id >= ?1 AND id < ?2 AND owner = ?3 ORDER BY id LIMIT 2`
 	sqlLiving      = `SELECT ` + columns + ` FROM sandboxes
 		WHERE status NOT IN ('completed', 'failed') ORDER BY created_at, id`

@@ -14,11 +14,12 @@ import (
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/e2b"
+	"github.com/sandboxd/sandboxd/guard"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-var _ e2b.Manager = (*service)(nil)
+var _ e2b.Manager = (*guard.Manager)(nil)
 
 // e2bConfig is about clients of the E2B SDK.
 type e2bConfig struct {

@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/build"
 	"github.com/sandboxd/sandboxd/cgroup"
 	"github.com/sandboxd/sandboxd/cmd/sandboxd/initbin"
+	"github.com/sandboxd/sandboxd/guard"
 	"github.com/sandboxd/sandboxd/ingress"
 	"github.com/sandboxd/sandboxd/internal/initd"
 	"github.com/sandboxd/sandboxd/internal/linux"
@@ -43,9 +44,6 @@ var (
 	_ runtime.Roots   = (*rootfs.Store)(nil)
 	_ runtime.Shells  = (*launch.Launcher)(nil)
 	_ server.Manager  = (*service)(nil)
-	_ build.Sandboxes = (*runtime.Manager)(nil)
-	_ build.Images    = (*runtime.Manager)(nil)
-	_ build.Cache     = (*runtime.Manager)(nil)
 )
 
 // shutdownTimeout bounds an orderly end; systemd waits longer.
@@ -99,7 +97,9 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := openServices(ctx, c, &parts, m, parts.news.tell, log, &opened); err != nil {
 		return err
 	}
-	projects, err := both.openLab(ctx)
+	all := &service{Manager: m, doctor: newDoctor(c, parts), ingress: in}
+	guarded := newGuard(c, all, parts.db, developerQuotas{})
+	projects, err := both.openLab(ctx, guarded)
 	if err != nil {
 		return err
 	}
@@ -121,18 +121,17 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
-	builder, err := newBuilder(c, m, log)
-	if err != nil {
+	if all.builder, err = newBuilder(c, guarded.Workshop(m), log); err != nil {
 		return err
 	}
-	all := &service{m, newDoctor(c, parts), builder, in, hooks.Desk}
-	dialect, err := openE2B(ctx, c, m, all, log)
+	all.hooks = hooks.Desk
+	dialect, err := openE2B(ctx, c, m, guarded, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dialect.close(ctx)) }()
 	handler := server.New(server.Config{
-		Manager: all, Log: log, Version: version, Lab: projects, Production: both.view,
+		Manager: guarded, Log: log, Version: version, Lab: guarded.Lab(projects), Production: both.guardedView,
 		Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
@@ -270,7 +269,7 @@ func freshNetModes() (modes string, err error) {
 }
 
 // newBuilder makes what builds images in the manager's sandboxes.
-func newBuilder(c config, m *runtime.Manager, log *slog.Logger) (*build.Builder, error) {
+func newBuilder(c config, m guard.Workshop, log *slog.Logger) (*build.Builder, error) {
 	return build.New(build.Config{
 		Dir: filepath.Join(c.StateDir, "builds"), Sandboxes: m, Images: m, Cache: m, Log: log, AtOnce: c.Build.AtOnce,
 		ContextBytes: int64(c.Build.ContextMax), ContextFiles: c.Build.MaxFiles, TimeLimit: time.Duration(c.Build.TimeLimit),

@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/cgroup"
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/guard"
 	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/lab"
 	"github.com/sandboxd/sandboxd/project"
@@ -276,9 +277,9 @@ func (w *worlds) promoted() (*runtime.Manager, *state.DB) {
 }
 
 // openLab wakes the lab.
-func (w *worlds) openLab(ctx context.Context) (*lab.Lab, error) {
+func (w *worlds) openLab(ctx context.Context, g *guard.Manager) (*lab.Lab, error) {
 	l := lab.New(lab.Config{
-		Store: w.parts.db, Sandboxes: w.m, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
+		Store: w.parts.db, Sandboxes: agentSandboxes{w.m, g}, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
 		NextRun: runtime.NextRun, Templates: w.c.Lab.Templates, Window: time.Duration(w.c.Lab.Window), Allowance: w.c.Lab.Tokens.allowance(), Log: w.log,
 	})
 	w.lab = l
