@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -62,7 +63,7 @@ func (g *Manager) goOn(ctx context.Context, ref string, do func(ref string) (san
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	agents := row.Spec.Labels[labelAgent] != "" // live as long as they are wanted
+	agents := strings.HasPrefix(row.Spec.Name, agentNames) // live as long as they are wanted
 	if q.Lifetime > 0 && !row.Status.Terminal() && !agents {
 		if _, err := left(row, q.Lifetime); err != nil {
 			return sandbox.Sandbox{}, err
