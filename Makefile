@@ -29,6 +29,8 @@ GOSTATIC := go build -tags netgo,osusergo,sqlite_omit_load_extension -ldflags '$
 GOTESTSUM     := gotest.tools/gotestsum@v1.13.0
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOFUMPT       := mvdan.cc/gofumpt@v0.12.0
+# The last version whose modules can all be had.
+NFPM          := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.44.0
 BENCHSTAT     := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 
 DEPS_BUILD := gcc libc6-dev libseccomp-dev pkg-config
@@ -41,7 +43,7 @@ DEPS_VM    := qemu-system-x86 qemu-utils vagrant vagrant-libvirt libvirt-daemon-
 # What the lanes promise their tests; a promised feature that is missing fails
 # (internal/testenv). A native run promises little: machines differ.
 ROOT_PROMISES ?= root
-VM_PROMISES   ?= root,cgroup2,cgroup,userns,overlay,xfs,quota,landlock,nft,netem
+VM_PROMISES   ?= root,cgroup2,cgroup,userns,overlay,xfs,quota,landlock,nft,netem,systemd
 
 # Packages with tests that need root.
 root_packages = $(shell git grep -l --untracked '^//go:build root$$' -- '*_test.go' | xargs -rn1 dirname | sort -u | sed 's|^|./|')
@@ -72,10 +74,14 @@ run: build deps-run ## start a daemon in a scratch directory, show a sandbox, cl
 install: build ## install programs, unit, man pages, completions (PREFIX, DESTDIR)
 	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' scripts/install.sh
 
+.PHONY: deb
+deb: build $(TOOLS)/nfpm ## pack dist/sandboxd_VERSION_ARCH.deb
+	@scripts/deb.sh $(TOOLS)/nfpm '$(VERSION)' dist
+
 .PHONY: clean
 clean: ## remove what was built, and the VM
 	@integration/vm/vm.sh down
-	rm -rf bin .cache $(INITBIN)/sandbox-init $(INITBIN)/sandbox-shell
+	rm -rf bin dist .cache $(INITBIN)/sandbox-init $(INITBIN)/sandbox-shell
 
 # --- test -------------------------------------------------------------------
 
@@ -110,7 +116,7 @@ test-root: build deps-run deps-test $(TOOLS)/gotestsum ## tests that need root, 
 	  -tags root -count 1 -p 1 -timeout 15m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
 
 .PHONY: test-vm
-test-vm: build deps-vm $(TOOLS)/gotestsum ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)
+test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)
 	@mkdir -p $(OUT); echo '== test-vm'
 	@SANDBOXD_TEST_PROMISES=$(VM_PROMISES) KEEP='$(KEEP)' RUN='$(RUN)' integration/vm/lane.sh $(ROOT_PKG) \
 	  | $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/vm.json --raw-command -- cat
@@ -165,7 +171,8 @@ $(TOOLS)/gotestsum: module = $(GOTESTSUM)
 $(TOOLS)/golangci-lint: module = $(GOLANGCI_LINT)
 $(TOOLS)/gofumpt: module = $(GOFUMPT)
 $(TOOLS)/benchstat: module = $(BENCHSTAT)
-$(TOOLS)/gotestsum $(TOOLS)/golangci-lint $(TOOLS)/gofumpt $(TOOLS)/benchstat: Makefile
+$(TOOLS)/nfpm: module = $(NFPM)
+$(TOOLS)/gotestsum $(TOOLS)/golangci-lint $(TOOLS)/gofumpt $(TOOLS)/benchstat $(TOOLS)/nfpm: Makefile
 	@go version -m $@ 2>/dev/null | awk '$$1 == "path" {p=$$2} $$1 == "mod" {v=$$3} END {exit p"@"v != "$(module)"}' \
 	  || GOBIN=$(TOOLS) CGO_ENABLED=0 go install $(module)
 	@touch $@

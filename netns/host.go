@@ -220,6 +220,22 @@ func (h *Host) close() error {
 	return err
 }
 
+// Uninstall takes away what Open made: the table of rules and the gateway's
+// address. It is for a host that is to forget sandboxes, with none attached.
+// What is gone already is no error.
+func (h *Host) Uninstall() error {
+	h.table.conn.DelTable(kernelTable())
+	if err := h.table.conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("removing the table of rules %s: %w", tableName, err)
+	}
+	lo := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}
+	gw := &netlink.Addr{IPNet: host32(gateway(h.pool)), Scope: int(netlink.SCOPE_HOST)}
+	if err := h.route.AddrDel(lo, gw); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("removing the gateway address %s: %w", gateway(h.pool), err)
+	}
+	return nil
+}
+
 // Address returns the address of a slot, or an error of class ErrExhausted.
 func (h *Host) Address(slot int) (netip.Addr, error) { return poolAddress(h.pool, slot) }
 

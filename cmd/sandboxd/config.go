@@ -55,6 +55,8 @@ type config struct {
 
 	Webhooks webhookConfig `yaml:"webhooks"`
 
+	Telemetry telemetryConfig `yaml:"telemetry"`
+
 	MetricsListen string `yaml:"metrics_listen"` // also served there, to whoever asks; an address of this machine
 
 	E2B e2bConfig `yaml:"e2b"`
@@ -185,6 +187,7 @@ func builtinConfig() config {
 		Lab:        builtinLab(),
 		Production: builtinProduction(),
 		Webhooks:   webhookConfig{GiveUp: duration(24 * time.Hour), Refusals: 10},
+		Telemetry:  telemetryConfig{Sample: 1},
 	}
 }
 

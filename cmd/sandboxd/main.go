@@ -66,7 +66,7 @@ Settings come from the built-in values, then the configuration file, then flags.
   sandboxd --check-config --config ./config.yaml`,
 		Args: cobra.NoArgs, Version: version, SilenceUsage: true, SilenceErrors: true,
 	}
-	f := cmd.Flags()
+	f := cmd.PersistentFlags()
 	f.StringVar(&path, "config", defaultConfigPath, "configuration file (YAML)")
 	f.StringVar(&flags.StateDir, "state-dir", "", "where images, sandboxes' files and the database live")
 	f.StringVar(&flags.RunDir, "run-dir", "", "where sockets live while the host is up")
@@ -75,43 +75,69 @@ Settings come from the built-in values, then the configuration file, then flags.
 	f.StringVar(&flags.CgroupRoot, "cgroup-parent", "", "cgroup under which sandboxes live (default /sandboxd)")
 	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", "", "text or json")
-	f.StringVar(&flags.E2B.Listen, "listen-e2b", "", "ADDRESS:PORT for clients of the E2B SDK; plain HTTP, so loopback only")
-	f.BoolVar(&checkOnly, "check-config", false, "read and check the configuration, then exit")
-	f.BoolVar(&stopSandboxes, "stop-sandboxes", false, "on shutdown stop every sandbox (their filesystems stay) instead of leaving them running")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.Flags().StringVar(&flags.E2B.Listen, "listen-e2b", "", "ADDRESS:PORT for clients of the E2B SDK; plain HTTP, so loopback only")
+	cmd.Flags().BoolVar(&checkOnly, "check-config", false, "read and check the configuration, then exit")
+	cmd.Flags().BoolVar(&stopSandboxes, "stop-sandboxes", false, "on shutdown stop every sandbox (their filesystems stay) instead of leaving them running")
+	configured := func() (config, error) {
 		c, err := loadConfig(path, f.Changed("config"))
 		if err != nil {
-			return err
+			return c, err
 		}
 		c.override(flags)
 		if err := c.check(); err != nil {
-			return fmt.Errorf("configuration: %w", err)
+			return c, fmt.Errorf("configuration: %w", err)
+		}
+		return c, nil
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := configured()
+		if err != nil {
+			return err
 		}
 		if checkOnly {
 			fmt.Fprintln(cmd.OutOrStdout(), "configuration is fine")
 			return nil
 		}
-		log, err := newLogger(c)
-		if err != nil {
-			return err
-		}
-		slog.SetDefault(log)
-		if os.Geteuid() != 0 {
-			return errors.New("sandboxd must run as root: it makes namespaces, mounts and cgroups")
-		}
-		if err := launch.EnterPrivateMounts(); err != nil {
-			return err
-		}
-		ballast := make([]byte, ballastBytes)
-		defer runtime.KeepAlive(ballast)
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-		defer stop()
-		return serve(ctx, c, log, stopSandboxes)
+		return asDaemon(c, func(ctx context.Context, log *slog.Logger) error { return serve(ctx, c, log, stopSandboxes) })
 	}
+	cmd.AddCommand(&cobra.Command{
+		Use: "retire", Args: cobra.NoArgs,
+		Short: "Stop every sandbox where no daemon runs, before sandboxd is removed",
+		Long: `retire stops every sandbox, takes away the network rules of sandboxes, and ends.
+Files stay: the next sandboxd starts what is asked of it. No daemon may run
+meanwhile on the same state directory.`,
+		RunE: func(*cobra.Command, []string) error {
+			c, err := configured()
+			if err != nil {
+				return err
+			}
+			return asDaemon(c, func(ctx context.Context, log *slog.Logger) error { return retire(ctx, c, log) })
+		},
+	})
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
 	cmd.AddCommand(manCommand(cmd))
 	return cmd
+}
+
+// asDaemon runs what needs all rights of the daemon, until a signal ends it.
+func asDaemon(c config, run func(context.Context, *slog.Logger) error) error {
+	log, err := newLogger(c)
+	if err != nil {
+		return err
+	}
+	slog.SetDefault(log)
+	if os.Geteuid() != 0 {
+		return errors.New("sandboxd must run as root: it makes namespaces, mounts and cgroups")
+	}
+	if err := launch.EnterPrivateMounts(); err != nil {
+		return err
+	}
+	ballast := make([]byte, ballastBytes)
+	defer runtime.KeepAlive(ballast)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	return run(ctx, log)
 }
 
 // manCommand writes the man page, for the build.

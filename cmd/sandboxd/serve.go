@@ -208,7 +208,10 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
-	p.telemetry = newTelemetry(log)
+	if p.telemetry, err = newTelemetry(ctx, c, log); err != nil {
+		return nil, p, err
+	}
+	opened.add(p.telemetry.close)
 	p.links = &sharedNetwork{}
 	p.news = &newsDesk{own: p.links.inProduction}
 	network, err := netns.Open(ctx, netns.Config{

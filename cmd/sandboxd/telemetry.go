@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/internal/trace"
 	"github.com/sandboxd/sandboxd/metrics"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/state"
@@ -29,15 +30,33 @@ var (
 	_ server.Watcher   = watcher{}
 )
 
+// telemetryConfig is about who is told what the daemon does.
+type telemetryConfig struct {
+	Endpoint string  `yaml:"otlp_endpoint"` // URL of an OpenTelemetry collector; empty: no traces
+	Sample   float64 `yaml:"sample"`        // the part of requests drawn
+}
+
+// lastTraces is how long the daemon's end waits for the collector.
+const lastTraces = 3 * time.Second
+
+func (c config) traces(log *slog.Logger) trace.Config {
+	return trace.Config{Endpoint: c.Telemetry.Endpoint, Sample: c.Telemetry.Sample, Version: version, Log: log}
+}
+
 // telemetry is told what the daemon does.
 type telemetry struct {
 	metrics *metrics.Registry
+	traces  *trace.Tracer // nil: off
 	whole   map[runtime.Work]bool
 	read    atomic.Pointer[func(context.Context) (metrics.Reading, error)] // nil until open
 }
 
-func newTelemetry(log *slog.Logger) *telemetry {
-	t := &telemetry{whole: map[runtime.Work]bool{}}
+func newTelemetry(ctx context.Context, c config, log *slog.Logger) (*telemetry, error) {
+	traces, err := trace.Open(ctx, c.traces(log))
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	t := &telemetry{traces: traces, whole: map[runtime.Work]bool{}}
 	var works []string
 	for _, w := range runtime.Works() {
 		works, t.whole[w] = append(works, string(w)), true
@@ -52,21 +71,30 @@ func newTelemetry(log *slog.Logger) *telemetry {
 			return (*read)(ctx)
 		},
 	})
-	return t
+	return t, nil
+}
+
+// close sends the last traces.
+func (t *telemetry) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), lastTraces)
+	defer cancel()
+	return t.traces.Close(ctx)
 }
 
 // observer is told by the managers what they work at.
 type observer struct{ *telemetry }
 
-func ignore(error) {}
-
-// Begin times a work; its parts are not counted.
+// Begin times a work and draws it; its parts are only drawn.
 func (o observer) Begin(ctx context.Context, w runtime.Work) (context.Context, func(error)) {
+	ctx, drawn := o.traces.Work(ctx, string(w))
 	if !o.whole[w] {
-		return ctx, ignore
+		return ctx, drawn
 	}
 	began := time.Now()
-	return ctx, func(err error) { o.metrics.Work(string(w), time.Since(began), err) }
+	return ctx, func(err error) {
+		o.metrics.Work(string(w), time.Since(began), err)
+		drawn(err)
+	}
 }
 
 // watcher is told by the API what it is asked.
@@ -75,12 +103,15 @@ type watcher struct{ *telemetry }
 // Expect names the operations to count.
 func (w watcher) Expect(operations []string) { w.metrics.Expect(operations...) }
 
-// Begin adds nothing to a request.
-func (w watcher) Begin(ctx context.Context, _ *http.Request, _ string) context.Context { return ctx }
+// Begin draws a request.
+func (w watcher) Begin(ctx context.Context, r *http.Request, id string) context.Context {
+	return w.traces.Request(ctx, r, id)
+}
 
-// End counts a request.
-func (w watcher) End(_ context.Context, operation string, status int) {
+// End counts a request, and ends its drawing.
+func (w watcher) End(ctx context.Context, operation string, status int) {
 	w.metrics.Request(operation, status)
+	w.traces.Answer(ctx, operation, status)
 }
 
 // open begins to answer those who ask, and returns what ends that.
@@ -105,15 +136,18 @@ func (t *telemetry) open(ctx context.Context, c config, w *worlds, hooks *webhoo
 	return func() { _ = srv.Close() }, nil
 }
 
-func (c config) checkTelemetry() []error {
+func (c config) checkTelemetry() (errs []error) {
+	if err := c.traces(nil).Check(); err != nil {
+		errs = append(errs, fmt.Errorf("telemetry: %w", err))
+	}
 	if c.MetricsListen == "" {
-		return nil
+		return errs
 	}
 	at, err := netip.ParseAddrPort(c.MetricsListen)
 	if err != nil || !at.Addr().IsLoopback() {
-		return []error{fmt.Errorf("metrics_listen %.80q: use a loopback address and a port, as 127.0.0.1:9464: whoever reaches it is not asked who they are", c.MetricsListen)}
+		errs = append(errs, fmt.Errorf("metrics_listen %.80q: use a loopback address and a port, as 127.0.0.1:9464: whoever reaches it is not asked who they are", c.MetricsListen))
 	}
-	return nil
+	return errs
 }
 
 // reader finds out what there is, when somebody scrapes.

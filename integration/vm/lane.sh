@@ -66,6 +66,12 @@ CGO_ENABLED=0 go build -o "$tree/bin/test-pid1" ./runtime/launch/testdata/pid1
 CGO_ENABLED=0 go build -o "$tree/bin/test-probe" ./integration/testdata/probe
 CGO_ENABLED=0 go build -o "$tree/bin/test-server" ./integration/testdata/server
 
+# Two Debian packages, of the same programs: the second is an upgrade.
+if [[ " $* " == *" ./integration "* && TestPackage =~ ${RUN:-.} && ! TestPackage =~ ^(${skip:--})$ ]]; then
+  mkdir -p "$tree/deb"
+  for version in 1.0.0 1.0.1; do scripts/deb.sh .cache/bin/nfpm $version "$tree/deb" >&2; done
+fi
+
 [ -z "$booting" ] || wait "$booting"
 booting=
 say "copying the tests"

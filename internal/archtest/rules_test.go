@@ -56,6 +56,7 @@ var mayImport = map[string][]string{
 	"internal/duplex":       {},
 	"internal/seccomp":      {"sandbox"},
 	"internal/testenv":      {},
+	"internal/trace":        {"sandbox"},
 }
 
 // testsMayImport adds, for test files, what any test may import.
@@ -106,6 +107,7 @@ var foreign = []struct {
 	{"github.com/google/cel-go", []string{"lab"}, "conditions are computed in one place"},
 	{"github.com/robfig/cron", []string{"runtime"}, "schedules come due in one place"},
 	{"github.com/prometheus", []string{"metrics"}, "one package counts; the others know interfaces of their own"},
+	{"go.opentelemetry.io", []string{"internal/trace"}, "one package sends traces; the runtime and the API know interfaces of their own"},
 	{"github.com/miekg/dns", []string{"resolver", "integration"}, "one package speaks DNS; tests play the servers"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }

@@ -46,7 +46,8 @@ var (
 	NFT               = feature("nft", probeNFT)            // an nftables inet table in a new network namespace
 	Netem             = feature("netem", probeNetem)        // sch_netem, which delays and loses packets
 	Compiler          = feature("compiler", probeCompiler)  // Go or gcc in /usr, where the host image shows it
-	all               = []*Feature{Root, Cgroup2, CgroupControllers, Userns, Overlay, XFS, Quota, Landlock, NFT, Netem, Compiler}
+	Systemd           = feature("systemd", probeSystemd)    // systemd as process 1, and dpkg
+	all               = []*Feature{Root, Cgroup2, CgroupControllers, Userns, Overlay, XFS, Quota, Landlock, NFT, Netem, Compiler, Systemd}
 )
 
 // All returns every feature.

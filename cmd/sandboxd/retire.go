@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+)
+
+// retire stops every sandbox where no daemon runs: their files stay, and the
+// next daemon can start them. Then the host forgets their network and the
+// shells that were kept ready. It is what goes before the removal of the
+// package. Repeating it is safe.
+func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
+	unlock, err := lockState(c.StateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.Pool.Size = 0 // none is made, and those that were kept ready go
+	var opened closers
+	defer func() { err = errors.Join(err, opened.close()) }()
+	m, parts, err := assemble(ctx, c, log, &opened)
+	if err != nil {
+		return err
+	}
+	both := newWorlds(c, m, parts, log)
+	defer func() { err = errors.Join(err, both.close(ctx)) }()
+	if err := both.recover(ctx); err != nil {
+		return fmt.Errorf("take over what runs: %w", err)
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := errors.Join(m.StopAll(end, "daemon"), both.stopAll(end)); err != nil {
+		return err
+	}
+	if err := errors.Join(both.close(end), m.Close(end)); err != nil {
+		return err
+	}
+	log.Info("every sandbox is stopped")
+	return parts.network.Uninstall()
+}
