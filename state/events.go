@@ -14,9 +14,9 @@ import (
 
 const (
 	// sqlInsertEvent is of one event; each more adds its eventValues.
-	sqlInsertEvent = `INSERT INTO events (time, sandbox, type, actor, data) VALUES ` + eventValues
-	eventValues    = `(?, ?, ?, ?, ?)`
-	eventColumns   = 5
+	sqlInsertEvent = `INSERT INTO events (time, sandbox, type, actor, data, owner) VALUES ` + eventValues
+	eventValues    = `(?, ?, ?, ?, ?, coalesce((SELECT owner FROM sandboxes WHERE id = ?), (SELECT owner FROM projects WHERE id = ?), ?))`
+	eventArgs      = 8
 	sqlEvents      = `SELECT seq, time, sandbox, type, actor, data FROM events WHERE seq > ? ORDER BY seq LIMIT ?`
 	sqlEventsOf    = `SELECT seq, time, sandbox, type, actor, data FROM events
 		WHERE sandbox = ? AND sandbox <> '' AND seq > ? ORDER BY seq LIMIT ?`
@@ -60,7 +60,7 @@ func (d *DB) AppendEvents(ctx context.Context, events []sandbox.Event) error {
 // appendEvents writes a few events with one statement and returns the number
 // of the last.
 func (t *tx) appendEvents(events ...sandbox.Event) (int64, error) {
-	args := make([]any, 0, eventColumns*len(events))
+	args := make([]any, 0, eventArgs*len(events))
 	for _, e := range events {
 		data := "null"
 		if e.Data != nil {
@@ -72,7 +72,11 @@ func (t *tx) appendEvents(events ...sandbox.Event) (int64, error) {
 		if e.Time.IsZero() {
 			e.Time = time.Now()
 		}
-		args = append(args, e.Time.UnixNano(), string(e.Sandbox), e.Type, e.Actor, data)
+		of, by := e.Data["project"], e.Actor // whose it is where no sandbox tells
+		if e.Sandbox != "" {
+			of, by = "", ""
+		}
+		args = append(args, e.Time.UnixNano(), string(e.Sandbox), e.Type, e.Actor, data, string(e.Sandbox), of, by)
 	}
 	query := sqlInsertEvent + strings.Repeat(", "+eventValues, len(events)-1)
 	res, err := t.exec(query, args...)

@@ -14,11 +14,12 @@ import (
 
 const (
 	sqlProject       = `SELECT record FROM projects WHERE id = ?`
-	sqlProjectByName = `SELECT record FROM projects WHERE name = ? ORDER BY status = 'killed', created_at DESC LIMIT 1`
+	sqlProjectByName = `SELECT record FROM projects WHERE name = ?1 ORDER BY status = 'killed', owner <> ?2, created_at DESC LIMIT 1`
+	sqlProjectsNamed = `SELECT count(*) FROM projects WHERE name = ? AND status <> 'killed'`
 	sqlProjects      = `SELECT record FROM projects ORDER BY created_at, id`
 	sqlLiveProjects  = `SELECT record FROM projects WHERE status <> 'killed' ORDER BY created_at, id`
-	sqlPutProject    = `INSERT INTO projects (id, name, status, created_at, record) VALUES (?1, ?2, ?3, ?4, ?5)
-		ON CONFLICT (id) DO UPDATE SET name = ?2, status = ?3, record = ?5`
+	sqlPutProject    = `INSERT INTO projects (id, name, status, created_at, record, owner) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+		ON CONFLICT (id) DO UPDATE SET name = ?2, status = ?3, record = ?5, owner = ?6`
 	sqlDeleteProject = `DELETE FROM projects WHERE id = ?`
 	sqlDropAgents    = `DELETE FROM agents WHERE project = ? AND project <> ''`
 
@@ -77,7 +78,7 @@ func (l labTx) PutProject(p project.Project) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.t.exec(sqlPutProject, string(p.ID), p.Name, string(p.Status), p.CreatedAt.UnixNano(), data)
+	_, err = l.t.exec(sqlPutProject, string(p.ID), p.Name, string(p.Status), p.CreatedAt.UnixNano(), data, p.Owner)
 	if isUnique(err) {
 		return sandbox.Errorf(sandbox.ErrConflict, "project_exists", "there is a project %s already: use it, or choose another name", p.Name)
 	}
@@ -173,7 +174,20 @@ func (d *DB) Project(ctx context.Context, id project.ID) (project.Project, error
 // ProjectByName returns the project of a name, rather one that was not
 // killed, and the newest of those. ErrNotFound.
 func (d *DB) ProjectByName(ctx context.Context, name string) (project.Project, error) {
-	return lookUp[project.Project](ctx, d, "project", name, sqlProjectByName)
+	owner, called := callerOf(ctx)
+	p, err := lookUp[project.Project](ctx, d, "project", name, sqlProjectByName, owner)
+	if err != nil || !called || p.Owner == owner || p.Status == project.StatusKilled {
+		return p, err
+	}
+	var n int64
+	found, err := d.first(ctx, sqlProjectsNamed, name)
+	if err == nil {
+		err = found.Scan(&n)
+	}
+	if err == nil && n > 1 {
+		err = ambiguous("projects", name)
+	}
+	return p, err
 }
 
 // Projects returns every project, the oldest first.

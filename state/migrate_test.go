@@ -151,7 +151,9 @@ func checkFixture(t *testing.T, d *DB) {
 	if err != nil || len(events) != 2 || events[1].Seq != 9 || events[1].Data["reason"] != "oom" {
 		t.Errorf("events %+v, %v", events, err)
 	}
-	_, _, err = d.CreateSandbox(t.Context(), params("web"))
+	taken := params("web")
+	taken.Sandbox.Owner = r.Owner
+	_, _, err = d.CreateSandbox(t.Context(), taken)
 	want(t, err, sandbox.ErrConflict, "name_taken")
 	p := params("again")
 	p.Sandbox.Owner, p.IdempotencyKey, p.RequestHash = "uid:7", "key", "hash"

@@ -15,29 +15,42 @@ import (
 // what they say of it is word for word what they say of none.
 
 const (
-	sqlOwnSnapshot       = `SELECT record FROM snapshots WHERE id = ?1 AND status = 'ready' AND json_extract(record, '$.owner') = ?2`
-	sqlOwnSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ?1 AND name <> '' AND status = 'ready' AND json_extract(record, '$.owner') = ?2`
-	sqlOwnSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?3 AND status = 'ready' AND json_extract(record, '$.owner') = ?2 ORDER BY id LIMIT 2`
-	sqlOwnSnapshots      = `SELECT record FROM snapshots WHERE status = 'ready' AND json_extract(record, '$.owner') = ? ORDER BY created_at DESC, id DESC`
+	sqlOwnSnapshot       = `SELECT record FROM snapshots WHERE id = ?1 AND status = 'ready' AND owner = ?2`
+	sqlOwnSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ?1 AND name <> '' AND status = 'ready' AND owner = ?2`
+	sqlOwnSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?3 AND status = 'ready' AND owner = ?2 ORDER BY id LIMIT 2`
+	sqlOwnSnapshots      = `SELECT record FROM snapshots WHERE owner = ? AND status = 'ready' ORDER BY created_at DESC, id DESC`
 	sqlOwnSchedule       = `SELECT record FROM schedules WHERE id = ?1 AND EXISTS (SELECT 1 FROM sandboxes WHERE id = schedules.sandbox AND owner = ?2)`
 	sqlOwnSchedules      = `SELECT record FROM schedules WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = schedules.sandbox AND owner = ?) ORDER BY sandbox, id`
 	sqlOwnPort           = `SELECT record FROM ports WHERE id = ?1 AND EXISTS (SELECT 1 FROM sandboxes WHERE id = ports.sandbox AND owner = ?2)`
 	sqlOwnPorts          = `SELECT record FROM ports WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = ports.sandbox AND owner = ?) ORDER BY sandbox, rowid`
 	sqlOwnVolume         = `SELECT name FROM volumes WHERE name IN (?1, ?2) AND record ->> '$.owner' = ?3 ORDER BY name <> ?1 LIMIT 1`
 	sqlOwnEvents         = `SELECT seq, time, sandbox, type, actor, data FROM events
-		WHERE sandbox IN (SELECT id FROM sandboxes WHERE owner = ?1) AND sandbox <> '' AND seq > ?2 ORDER BY seq LIMIT ?3`
+		WHERE owner = ?1 AND owner <> '' AND seq > ?2 ORDER BY seq LIMIT ?3`
 	sqlOwnLedger       = `SELECT 1 FROM ledger WHERE sandbox = ?1 AND owner = ?2`
-	sqlOwnProject      = `SELECT record FROM projects WHERE id = ?1 AND json_extract(record, '$.owner') = ?2`
-	sqlOwnProjectNamed = `SELECT record FROM projects WHERE name = ?1 AND json_extract(record, '$.owner') = ?2 ORDER BY status = 'killed', created_at DESC LIMIT 1`
-	sqlOwnAgent        = `SELECT record FROM agents WHERE id = ?1 AND project <> '' AND project IN (SELECT id FROM projects WHERE json_extract(record, '$.owner') = ?2)`
+	sqlOwnProject      = `SELECT record FROM projects WHERE id = ?1 AND owner = ?2`
+	sqlOwnProjectNamed = `SELECT record FROM projects WHERE name = ?1 AND owner = ?2 ORDER BY status = 'killed', created_at DESC LIMIT 1`
+	sqlOwnAgent        = `SELECT record FROM agents WHERE id = ?1 AND project <> '' AND project IN (SELECT id FROM projects WHERE owner = ?2)`
 
 	// Sandboxes of a build belong to build:OWNER.
 	sqlHeld = `SELECT count(*), coalesce(sum(spec ->> '$.limits.cpus'), 0), coalesce(sum(spec ->> '$.limits.memory_bytes'), 0), coalesce(sum(spec ->> '$.limits.disk_bytes'), 0)
 		FROM sandboxes WHERE owner IN (?1, 'build:' || ?1) AND status NOT IN ('completed', 'failed')`
 	sqlHeldStored = `SELECT coalesce((SELECT sum(record ->> '$.size_bytes') FROM volumes WHERE record ->> '$.owner' = ?1), 0)
-		+ coalesce((SELECT sum(record ->> '$.size_bytes') FROM snapshots WHERE status = 'ready' AND record ->> '$.owner' = ?1), 0)`
+		+ coalesce((SELECT sum(record ->> '$.size_bytes') FROM snapshots WHERE owner = ?1 AND status = 'ready'), 0)`
 	sqlKeyUsed = `SELECT 1 FROM idempotency WHERE owner = ? AND key = ?`
 )
+
+// callerOf returns the owner in whose name a context is; called is false for
+// the daemon's own work.
+func callerOf(ctx context.Context) (owner string, called bool) {
+	c, called := access.Of(ctx)
+	return c.Owner, called
+}
+
+// ambiguous is the error where a caller has nothing of a name, and several
+// others have.
+func ambiguous(what, name string) error {
+	return sandbox.Errorf(sandbox.ErrInvalid, "ambiguous_name", "%s of several owners are called %.80q: use an id", what, name)
+}
 
 // ByRef returns the sandbox a ref names: an id, a name, or the beginning of an
 // id if that is unique. A name means the living sandbox of that name, else the
@@ -156,7 +169,8 @@ func (d *DB) OwnVolume(ctx context.Context, owner, stored, name string) (string,
 	return stored, err
 }
 
-// OwnEvents returns events of an owner's sandboxes after a number, as Events.
+// OwnEvents returns events after a number, as Events: of an owner's sandboxes
+// and projects, and of what else the owner caused.
 func (d *DB) OwnEvents(ctx context.Context, owner string, after int64, limit int) ([]sandbox.Event, error) {
 	if limit <= 0 {
 		limit = defaultEvents

@@ -33,14 +33,14 @@ func TestLifeDoesNotSlowWithHistory(t *testing.T) {
 		return steps
 	}
 	long := func(step string) bool {
-		return strings.HasPrefix(step, "SCAN sandboxes") && !strings.HasSuffix(step, "sandboxes_living") || strings.HasPrefix(step, "SCAN events") ||
+		return strings.HasPrefix(step, "SCAN sandboxes") && !strings.HasSuffix(step, "_living") || strings.HasPrefix(step, "SCAN events") ||
 			strings.Contains(step, "sandboxes_ended") || strings.HasPrefix(step, "SCAN ledger") || strings.HasPrefix(step, "SCAN readings")
 	}
 	for _, query := range []string{
 		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlFreeSlots, sqlLease, sqlLeaseReserved, sqlFree, sqlFreeOf,
 		sqlReserve, sqlRelease, sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet,
 		sqlInsertEvent, sqlImage, sqlUser, sqlPutProcess, sqlProcesses, sqlRootOf, sqlBeginRoot, sqlEndRoot,
-		sqlByName, sqlNamesakes, sqlOwnByName, sqlByPrefix, sqlOwnByPrefix, sqlHeld, sqlSpoken, sqlLiving, sqlLastEvent, sqlEventsOf, sqlDropSchedules, sqlLayers,
+		sqlByName, sqlNamesakes, sqlOwnByName, sqlByPrefix, sqlOwnByPrefix, sqlHeld, sqlOwnEvents, sqlSpoken, sqlLiving, sqlLastEvent, sqlEventsOf, sqlDropSchedules, sqlLayers,
 		sqlLedger, sqlInsertLedger, sqlLedgerBoot, sqlEndLedger, sqlPutReading, sqlLastReadings, sqlDue, sqlThin, sqlLastAt, sqlRolled,
 	} {
 		if steps := of(query); slices.ContainsFunc(steps, long) {

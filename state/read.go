@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -112,9 +111,9 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 // has none and several others have; work that no caller asked for gets the
 // oldest of those, so that nobody takes a name from who has it.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
-	c, called := access.Of(ctx)
-	sb, err := d.one(ctx, name, sqlByName, name, c.Owner)
-	if err != nil || !called || sb.Owner == c.Owner || sb.Status.Terminal() {
+	owner, called := callerOf(ctx)
+	sb, err := d.one(ctx, name, sqlByName, name, owner)
+	if err != nil || !called || sb.Owner == owner || sb.Status.Terminal() {
 		return sb, err
 	}
 	var n int64
@@ -123,7 +122,7 @@ func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
 		err = found.Scan(&n)
 	}
 	if err == nil && n > 1 {
-		err = sandbox.Errorf(sandbox.ErrInvalid, "ambiguous_name", "%d owners have a sandbox called %q: use an id, 'sandbox ls --name %s' shows them", n, name, name)
+		err = ambiguous("sandboxes", name)
 	}
 	return sb, err
 }

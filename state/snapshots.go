@@ -20,8 +20,8 @@ const (
 )
 
 const (
-	sqlInsertSnapshot = `INSERT INTO snapshots (id, name, sandbox, kind, status, created_at, boot_id, record)
-		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
+	sqlInsertSnapshot = `INSERT INTO snapshots (id, name, sandbox, kind, status, created_at, boot_id, record, owner)
+		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)`
 	sqlFinishSnapshot = `UPDATE snapshots SET status = 'ready', boot_id = ?2, record = ?3 WHERE id = ?1`
 	sqlDropSnapshot   = `DELETE FROM snapshots WHERE id = ? AND status = 'creating'`
 	sqlDropSnapshots  = `DELETE FROM snapshots WHERE status = 'creating' AND NOT EXISTS
@@ -35,9 +35,10 @@ const (
 	sqlRepoint = `UPDATE sandboxes SET point = ?2
 		WHERE point = ?1 AND status NOT IN ('completed', 'failed') AND json_extract(spec, '$.snapshot') IS NOT ?1`
 	sqlDeleteSnapshot = `DELETE FROM snapshots WHERE id = ? AND status = 'ready' RETURNING record`
-	sqlSnapshot       = `SELECT record FROM snapshots WHERE id = ? AND status = 'ready'`
+	sqlSnapshot       = `SELECT record FROM snapshots WHERE id = ?1 AND ?2 IS NOT NULL AND status = 'ready'`
 	sqlSnapshotThere  = `SELECT id FROM snapshots WHERE id = ? AND status = 'ready'`
-	sqlSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ? AND name <> '' AND status = 'ready'`
+	sqlSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ?1 AND name <> '' AND status = 'ready' ORDER BY owner <> ?2, created_at LIMIT 1`
+	sqlSnapshotsNamed = `SELECT count(*) FROM snapshots WHERE name = ? AND name <> '' AND status = 'ready'`
 	sqlSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?2 AND status = 'ready' ORDER BY id LIMIT 2`
 	sqlSnapshots      = `SELECT record FROM snapshots WHERE status = 'ready' AND (?1 = '' OR sandbox = ?1) ORDER BY created_at DESC, id DESC`
 	sqlLostSnapshots  = `SELECT record FROM snapshots WHERE status = 'ready' AND boot_id <> '' AND boot_id <> ?`
@@ -57,7 +58,7 @@ func (t *tx) insertSnapshot(s sandbox.Snapshot, status, boot string) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.exec(sqlInsertSnapshot, string(s.ID), s.Name, string(s.Sandbox), string(s.Kind), status, s.CreatedAt.UnixNano(), boot, data)
+	_, err = t.exec(sqlInsertSnapshot, string(s.ID), s.Name, string(s.Sandbox), string(s.Kind), status, s.CreatedAt.UnixNano(), boot, data, s.Owner)
 	if isUnique(err) && strings.Contains(err.Error(), "snapshots.name") {
 		return sandbox.Errorf(sandbox.ErrConflict, "snapshot_name_taken", "a snapshot is called %q: choose another name, or remove that one", s.Name)
 	}
@@ -135,11 +136,25 @@ func (d *DB) SnapshotCounted(ctx context.Context, id sandbox.SnapshotID, bytes, 
 }
 
 // Snapshot returns a snapshot by id, name, or the beginning of an id if that
-// is unique. ErrNotFound; ErrInvalid with code ambiguous_id.
+// is unique. A name is unique among an owner's: the caller's own comes first.
+// ErrNotFound; ErrInvalid with code ambiguous_id, or ambiguous_name as ByName.
 func (d *DB) Snapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
-	return d.snapshotBy(ctx, ref, sqlSnapshot, sqlSnapshotNamed, func() ([]sandbox.Snapshot, error) {
+	owner, called := callerOf(ctx)
+	s, err := d.snapshotBy(ctx, ref, sqlSnapshot, sqlSnapshotNamed, func() ([]sandbox.Snapshot, error) {
 		return collect(ctx, d.reads[sqlSnapshotPrefix], scanSnapshot, ref, ref+"{")
-	})
+	}, owner)
+	if err != nil || !called || s.Name != ref || s.Owner == owner {
+		return s, err
+	}
+	var n int64
+	found, err := d.first(ctx, sqlSnapshotsNamed, ref)
+	if err == nil {
+		err = found.Scan(&n)
+	}
+	if err == nil && n > 1 {
+		err = ambiguous("snapshots", ref)
+	}
+	return s, err
 }
 
 // snapshotBy tries the ways a ref can be meant; more are further parameters of
