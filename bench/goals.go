@@ -104,6 +104,8 @@ var goals = []goal{
 	}, atLeast, 2, notRun},
 	{"reset: at most 5 ms", "ms", ours("reset"), atMost, 5, notRun},
 	{"removal: the request at most 3 ms", "ms", ours("destroy"), atMost, 3, notRun},
+	{"questions of 200 clients: at least 3,000 answers a second", "/s", ours("asks"), atLeast, 3000, notRun},
+	{"questions at 3,000 a second: 99th percentile at most 25 ms", "ms", ours("asks-latency"), atMost, 25, notRun},
 	{"1,000 idle: at most 1.6 MiB each, all told", "MiB", crowded("density-memory"), atMost, 1.6, onlyFull},
 	{"1,000 idle: create at most 1.5 times as slow as beside none", relative, func(r *report.Report) (float64, bool) {
 		then, ok := crowded("density-latency")(r)

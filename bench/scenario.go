@@ -41,6 +41,7 @@ var scenarios = []scenario{
 	{"forks", forks},
 	{"rollback", rollback},
 	{"snapshot", snapshots},
+	{"asks", asks},
 	{"stream", stream},
 	{"files", files},
 	{"forward", forward},
