@@ -44,6 +44,7 @@ type box struct {
 	main   *mainProcess // guarded by mu; of this shell, nil while none is known
 
 	reach reach // connections from outside
+	looks looks // at its counters
 	meter meter // what it uses
 }
 

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"sync"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -39,10 +40,47 @@ func (m *Manager) usage(sb sandbox.Sandbox) sandbox.Usage {
 	default:
 		return sb.Usage
 	}
-	if u := m.readUsage(b, sb); u != nil {
+	if u := b.looks.share(func() *sandbox.Usage { return m.readUsage(b, sb) }); u != nil {
 		return *u
 	}
 	return sb.Usage
+}
+
+// looks lets those who want to know a sandbox's counters at the same time look
+// once: whoever comes while one looks waits for the next look, which begins
+// after they came. What they get is never older than their question.
+type looks struct {
+	turn sync.Mutex // held while one looks; taken before mu
+	mu   sync.Mutex
+	next *look // guarded by mu; not begun yet
+}
+
+// look is one reading of the counters.
+type look struct {
+	done  chan struct{}
+	usage *sandbox.Usage // nil where there was nothing to read; set before done is closed
+}
+
+// share reads, or returns what another read meanwhile; nobody changes it.
+func (l *looks) share(read func() *sandbox.Usage) *sandbox.Usage {
+	l.mu.Lock()
+	if n := l.next; n != nil {
+		l.mu.Unlock()
+		<-n.done
+		return n.usage
+	}
+	n := &look{done: make(chan struct{})}
+	l.next = n
+	l.mu.Unlock()
+
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	l.mu.Lock()
+	l.next = nil // who comes from now on wants to know more
+	l.mu.Unlock()
+	defer close(n.done)
+	n.usage = read()
+	return n.usage
 }
 
 // readUsage reads the kernel's counters of a sandbox's present shell and adds
