@@ -383,7 +383,7 @@ func TestIdempotencyKeyAndNames(t *testing.T) {
 	if _, err := h.Create(t.Context(), req); sandbox.CodeOf(err) != "idempotency_mismatch" {
 		t.Errorf("the same key, another request: %v", err)
 	}
-	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{Name: "a"}}); sandbox.CodeOf(err) != "name_taken" {
+	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{Name: "a"}, Actor: "uid:0"}); sandbox.CodeOf(err) != "name_taken" {
 		t.Errorf("a name in use: %v", err)
 	}
 	for range 7 {
