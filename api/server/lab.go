@@ -244,7 +244,9 @@ func (s *server) production(cfg Config) http.Handler {
 			refuse(sandbox.ErrForbidden, "production_read_only", "nothing can be run in the production world, nor connected to: it is for looking")
 			return
 		}
-		once.Do(func() { world = New(Config{Manager: m, Log: s.log, Version: s.version}) })
+		once.Do(func() {
+			world = New(Config{Manager: m, Log: s.log, Version: s.version, Office: s.office, Audit: s.audit, world: "production:"})
+		})
 		world.ServeHTTP(w, r)
 	})
 }

@@ -46,6 +46,15 @@ func (s *server) mcp() http.Handler {
 			writeProblem(w, p)
 			return
 		}
+		if tool, calls := toolOf(body); calls {
+			s.audited(ctx, servedMCP, tool, false)
+			if s.audit != nil {
+				if err := s.audit.Ready(); err != nil {
+					writeProblem(w, s.problemOf(ctx, err))
+					return
+				}
+			}
+		}
 		r = r.WithContext(ctx)
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		tools.ServeHTTP(w, r)

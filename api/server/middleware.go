@@ -11,11 +11,13 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api"
 )
 
@@ -23,6 +25,8 @@ import (
 type request struct {
 	id        string
 	operation string // empty until it is known
+	code      string // of the problem that was found last
+	note      *note  // what the audit is still to say of it
 	w         http.ResponseWriter
 	r         *http.Request
 }
@@ -51,7 +55,11 @@ func (r *request) bodyRead() {
 func (s *server) middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		req := &request{id: requestID(r.Header.Get(api.HeaderRequestID))}
-		rec := &recorder{ResponseWriter: w}
+		rec := &recorder{ResponseWriter: w, req: req}
+		if s.audit != nil {
+			rec.begin = s.answered
+			defer func() { s.answered(req, rec.status) }() // where no answer came
+		}
 		req.w = rec
 		ctx := r.Context()
 		if s.watcher != nil {
@@ -95,20 +103,31 @@ func requestID(given string) string {
 // io.ReaderFrom: copies go through our own, larger buffers.
 type recorder struct {
 	http.ResponseWriter
+	req    *request
+	begin  func(req *request, status int) // called as the answer begins; may be nil
 	status int
 }
 
+// begins notes the status of an answer, before its first byte.
+func (r *recorder) begins(status int) {
+	if r.status != 0 {
+		return
+	}
+	r.status = status
+	if r.begin != nil {
+		r.begin(r.req, status)
+	}
+}
+
 func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 && status >= 200 {
-		r.status = status
+	if status >= 200 {
+		r.begins(status)
 	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r *recorder) Write(b []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
+	r.begins(http.StatusOK)
 	return r.ResponseWriter.Write(b)
 }
 
@@ -119,7 +138,7 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c, rw, err := http.NewResponseController(r.ResponseWriter).Hijack()
 	if err == nil {
-		r.status = http.StatusSwitchingProtocols
+		r.begins(http.StatusSwitchingProtocols)
 	}
 	return c, rw, err
 }
@@ -132,7 +151,7 @@ func (s *server) problem(ctx context.Context, err error) error {
 	}
 	p := s.problemOf(ctx, err)
 	if p.Status == http.StatusTooManyRequests || p.Status == http.StatusServiceUnavailable {
-		return huma.ErrorWithHeaders(p, http.Header{"Retry-After": {"1"}})
+		return huma.ErrorWithHeaders(p, http.Header{"Retry-After": {strconv.Itoa(max(1, retryAfter(err)))}})
 	}
 	return p
 }
@@ -140,6 +159,7 @@ func (s *server) problem(ctx context.Context, err error) error {
 func (s *server) problemOf(ctx context.Context, err error) *api.Problem {
 	req := requestOf(ctx)
 	p := api.ProblemOf(err, req.id)
+	req.code = p.Code
 	if p.Code == api.CodeInternal {
 		attrs := []any{"request", req.id, "error", err}
 		if req.r != nil {
@@ -150,8 +170,19 @@ func (s *server) problemOf(ctx context.Context, err error) *api.Problem {
 	return p
 }
 
+// retryAfter is how many seconds an error says it lasts; 0 where it does not.
+func retryAfter(err error) int {
+	if later, ok := errors.AsType[*access.Later](err); ok {
+		return later.Seconds()
+	}
+	return 0
+}
+
 // writeProblem writes a problem outside the framework.
 func writeProblem(w http.ResponseWriter, p *api.Problem) {
+	if rec, ok := w.(*recorder); ok {
+		rec.req.code = p.Code
+	}
 	w.Header().Set("Content-Type", api.ProblemContentType)
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // the client may be gone

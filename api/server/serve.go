@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -139,7 +140,7 @@ func (r *serving) close() {
 
 type (
 	servingKey struct{}
-	actorKey   struct{}
+	peerKey    struct{}
 )
 
 // Serve answers ln's connections with h until ctx ends. Then it takes no
@@ -159,7 +160,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnState:         run.state,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, actorKey{}, peerOf(c))
+			return context.WithValue(ctx, peerKey{}, newPeer(c))
 		},
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
 	}
@@ -211,31 +212,40 @@ func streaming(ctx context.Context) (*live, error) {
 	return o, nil
 }
 
-// actorOf names who sent the request.
+// actorOf names who sent the request: the owner of what it makes.
 func actorOf(ctx context.Context) string {
-	if a, ok := ctx.Value(actorKey{}).(string); ok {
-		return a
+	if c, ok := access.Of(ctx); ok {
+		return c.Owner
 	}
-	return "unknown"
+	return peerOf(ctx).name()
 }
 
-// peerOf names the other end of a connection: the uid the kernel noted when
-// a unix socket was connected (unix(7), SO_PEERCRED), else its address.
-func peerOf(c net.Conn) string {
+// peerOf returns the other end of a request's connection.
+func peerOf(ctx context.Context) peer {
+	p, _ := ctx.Value(peerKey{}).(peer)
+	return p
+}
+
+// newPeer looks who is at the other end of a connection: the uid the kernel
+// noted when a unix socket was connected (unix(7), SO_PEERCRED).
+func newPeer(c net.Conn) peer {
+	p := peer{conn: c}
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
-		return "addr:" + c.RemoteAddr().String()
+		return p
 	}
+	p.unix = true
 	raw, err := uc.SyscallConn()
 	if err != nil {
-		return "unknown"
+		return p
 	}
 	var cred *unix.Ucred
 	var serr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil || serr != nil {
-		return "unknown"
+		return p
 	}
-	return fmt.Sprintf("uid:%d", cred.Uid)
+	p.uid, p.known = cred.Uid, true
+	return p
 }

@@ -24,8 +24,14 @@ type Config struct {
 	// Production returns what there is to see of the production world, nil
 	// where there is none yet. Once it has returned one it stays with that.
 	Production func() Manager
-	Watcher    Watcher      // nil: nobody watches
-	Metrics    http.Handler // of GET /metrics; nil: there is none
+	// Office knows who calls. Without one everybody may do everything, and
+	// there are no routes of keys.
+	Office  Office
+	Audit   Audit        // nil: nobody keeps who changed what
+	Watcher Watcher      // nil: nobody watches
+	Metrics http.Handler // of GET /metrics; nil: there is none
+
+	world string // see server
 }
 
 // server carries what the handlers share.
@@ -36,6 +42,9 @@ type server struct {
 	version string
 	huma    huma.API
 	watcher Watcher
+	office  Office
+	audit   Audit
+	world   string // before the names of operations in the audit; empty in the lab's
 
 	keys         once       // of commands with an idempotency key
 	ops          board      // of work that takes long
@@ -45,7 +54,7 @@ type server struct {
 // New returns the handler of the whole API. It starts nothing; Serve does.
 func New(cfg Config) http.Handler {
 	frameworkOnce()
-	s := &server{m: cfg.Manager, lab: cfg.Lab, log: cfg.Log, version: cfg.Version}
+	s := &server{m: cfg.Manager, lab: cfg.Lab, log: cfg.Log, version: cfg.Version, office: cfg.Office, audit: cfg.Audit, world: cfg.world}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -66,18 +75,19 @@ func New(cfg Config) http.Handler {
 		RejectUnknownQueryParameters: true,
 	})
 	s.watch(cfg)
+	s.huma.UseMiddleware(s.authorize)
 	s.routes()
-	mux.Handle(mcpPath, named(servedMCP, s.mcp()))
+	mux.Handle(mcpPath, named(servedMCP, s.permitted(servedMCP, s.mcp())))
 	mux.Handle("GET "+docsPath, named(servedDocs, s.docs()))
 	if cfg.Metrics != nil {
 		mux.Handle("GET "+metricsPath, s.metrics(cfg.Metrics))
 	}
 	mux.HandleFunc("/", s.noRoute(mux))
 	if cfg.Lab != nil {
-		mux.Handle(api.PathProduction+"/", named(servedProduction, http.StripPrefix(api.PathProduction, s.production(cfg))))
+		mux.Handle(api.PathProduction+"/", named(servedProduction, s.permitted(servedProduction, http.StripPrefix(api.PathProduction, s.production(cfg)))))
 	}
 	s.expect()
-	return s.middleware(mux)
+	return s.middleware(s.admit(mux))
 }
 
 // routes registers every operation, one file per group.
@@ -109,6 +119,9 @@ func (s *server) routes() {
 	if s.lab != nil {
 		s.labRoutes()
 	}
+	if s.office != nil && s.world == "" {
+		s.accessRoutes()
+	}
 }
 
 // restMux lets the last path parameter of an image hold slashes, which the
@@ -127,7 +140,10 @@ var frameworkOnce = sync.OnceFunc(func() {
 		return frameworkProblem("", status, msg, errs)
 	}
 	huma.NewErrorWithContext = func(ctx huma.Context, status int, msg string, errs ...error) huma.StatusError {
-		return frameworkProblem(requestOf(ctx.Context()).id, status, msg, errs)
+		req := requestOf(ctx.Context())
+		p := frameworkProblem(req.id, status, msg, errs)
+		req.code = p.Code
+		return p
 	}
 })
 
@@ -225,6 +241,7 @@ func register[I, O any](s *server, op huma.Operation, handler func(context.Conte
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
+		made(ctx, out)
 		return out, nil
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/goccy/go-yaml"
 
+	"github.com/sandboxd/sandboxd/certs"
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -27,6 +28,10 @@ type config struct {
 	RunDir      string        `yaml:"run_dir"`
 	Socket      string        `yaml:"socket"`
 	SocketGroup string        `yaml:"socket_group"`
+	Listen      string        `yaml:"listen"` // for TLS; empty: the socket alone
+	TLSCert     string        `yaml:"tls_cert"`
+	TLSKey      string        `yaml:"tls_key"`
+	Access      accessConfig  `yaml:"access"`
 	Cgroup      string        `yaml:"cgroup"`
 	CgroupRoot  string        `yaml:"cgroup_parent"`
 	LogLevel    string        `yaml:"log_level"`
@@ -173,6 +178,7 @@ func (d *duration) UnmarshalYAML(b []byte) error {
 func builtinConfig() config {
 	return config{
 		StateDir: "/var/lib/sandboxd", RunDir: "/run/sandboxd", SocketGroup: "sandbox",
+		TLSCert: filepath.Join(tlsDir, certs.ServerFile), TLSKey: filepath.Join(tlsDir, certs.ServerKeyFile), Access: builtinAccess(),
 		Cgroup: cgroupEnforce, CgroupRoot: "/sandboxd", LogLevel: "info", LogFormat: "text",
 		Slots: 4096, UIDBase: 0x20000000, KeepEnded: 10000, KeepEvents: 1000000,
 		Usage: usageConfig{Interval: duration(5 * time.Second), DailyDays: 30},
@@ -242,6 +248,7 @@ func (c config) check() error {
 	if !c.Network.Pool.IsValid() || !c.Network.Pool.Addr().Is4() || c.Network.Pool.Bits() < 8 || c.Network.Pool.Bits() > 28 || c.Network.Pool.Masked() != c.Network.Pool {
 		bad("network.pool %s: use an IPv4 prefix of /8 to /28 without host bits, as 10.213.0.0/16", c.Network.Pool)
 	}
+	errs = append(errs, c.checkAccess()...)
 	errs = append(errs, c.Network.check()...)
 	errs = append(errs, c.E2B.check()...)
 	if err := c.Network.checkIngress(); err != nil {

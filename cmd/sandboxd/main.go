@@ -54,7 +54,8 @@ func command() *cobra.Command {
 		Use:   "sandboxd",
 		Short: "Build, watch and remove sandboxes on this machine",
 		Long: `sandboxd builds sandboxes from Linux namespaces, cgroup v2, routed veth and
-overlay filesystems, and serves them over a unix socket to the sandbox command.
+overlay filesystems, and serves them over a unix socket, and TLS where it is told to,
+to the sandbox command.
 
 It runs as root, in the foreground or under systemd. Sandboxes outlive it: when
 it ends, by a signal or a crash, they go on, and the next sandboxd takes them
@@ -63,7 +64,8 @@ over with their processes and unread output.
 Settings come from the built-in values, then the configuration file, then flags.`,
 		Example: `  sandboxd                                  # as the systemd unit runs it
   sandboxd --cgroup=best-effort --state-dir /tmp/s --run-dir /tmp/r
-  sandboxd --check-config --config ./config.yaml`,
+  sandboxd --check-config --config ./config.yaml
+  sandboxd tls init --host box.example.com && sandboxd --listen 0.0.0.0:7463`,
 		Args: cobra.NoArgs, Version: version, SilenceUsage: true, SilenceErrors: true,
 	}
 	f := cmd.PersistentFlags()
@@ -71,6 +73,9 @@ Settings come from the built-in values, then the configuration file, then flags.
 	f.StringVar(&flags.StateDir, "state-dir", "", "where images, sandboxes' files and the database live")
 	f.StringVar(&flags.RunDir, "run-dir", "", "where sockets live while the host is up")
 	f.StringVar(&flags.Socket, "socket", "", "path of the API's unix socket (default RUN-DIR/sandboxd.sock)")
+	f.StringVar(&flags.Listen, "listen", "", "also serve the API over TCP with TLS, at this address and port (see 'sandboxd tls init')")
+	f.StringVar(&flags.TLSCert, "tls-cert", "", "certificate for TLS, a PEM file (default "+tlsDir+"/server.pem)")
+	f.StringVar(&flags.TLSKey, "tls-key", "", "its key, a PEM file (default "+tlsDir+"/server-key.pem)")
 	f.StringVar(&flags.Cgroup, "cgroup", "", "enforce: refuse to start where limits cannot be enforced; best-effort: start and say which are not")
 	f.StringVar(&flags.CgroupRoot, "cgroup-parent", "", "cgroup under which sandboxes live (default /sandboxd)")
 	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error")
@@ -116,7 +121,7 @@ meanwhile on the same state directory.`,
 	})
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
-	cmd.AddCommand(manCommand(cmd))
+	cmd.AddCommand(tlsCommand(), manCommand(cmd))
 	return cmd
 }
 
@@ -160,6 +165,9 @@ func (c *config) override(f config) {
 		{&c.StateDir, f.StateDir},
 		{&c.RunDir, f.RunDir},
 		{&c.Socket, f.Socket},
+		{&c.Listen, f.Listen},
+		{&c.TLSCert, f.TLSCert},
+		{&c.TLSKey, f.TLSKey},
 		{&c.Cgroup, f.Cgroup},
 		{&c.CgroupRoot, f.CgroupRoot},
 		{&c.LogLevel, f.LogLevel},

@@ -117,7 +117,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	defer tells()
-	ln, err := listen(c, log)
+	office, journal, err := openAccess(ctx, c, parts.db, log, &opened)
+	if err != nil {
+		return err
+	}
+	lns, err := listenAll(c, log)
 	if err != nil {
 		return err
 	}
@@ -132,13 +136,13 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	defer func() { err = errors.Join(err, dialect.close(ctx)) }()
 	handler := server.New(server.Config{
 		Manager: guarded, Log: log, Version: version, Lab: guarded.Lab(projects), Production: both.guardedView,
-		Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
+		Office: office, Audit: journal, Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warn("tell systemd that sandboxd is ready", "err", err)
 	}
 	log.Info("ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
-	serveErr := server.Serve(ctx, ln, handler)
+	serveErr := serveAll(ctx, handler, lns)
 	in.Close()
 
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)

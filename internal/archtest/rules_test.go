@@ -12,17 +12,18 @@ var anything = []string{"*"}
 var mayImport = map[string][]string{
 	"cmd/sandboxd":          anything,
 	"cmd/sandboxd/initbin":  {},
-	"cmd/sandbox":           {"api", "api/client", "api/mcp", "build/ignore", "cost", "internal/duplex", "project", "sandbox"},
+	"cmd/sandbox":           {"access", "api", "api/client", "api/mcp", "build/ignore", "cost", "internal/duplex", "project", "sandbox"},
 	"cmd/sandbox-init":      {"internal/initd", "internal/sbx"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"access":                {"sandbox"},
+	"certs":                 {"sandbox"},
 	"guard":                 {"access", "api/server", "cost", "project", "sandbox"}, // of api/server the interfaces alone
 	"api/e2b":               {"access", "api", "sandbox"},
 	"api/mcp":               {"api", "cost", "sandbox"},
 	"api/server":            {"access", "api", "api/mcp", "cost", "project", "sandbox", "internal/duplex"},
-	"api/server/servertest": {"cost", "project", "sandbox"},
-	"api/client":            {"api", "cost", "project", "sandbox"},
-	"api":                   {"cost", "project", "sandbox"},
+	"api/server/servertest": {"access", "cost", "project", "sandbox"},
+	"api/client":            {"access", "api", "cost", "project", "sandbox"},
+	"api":                   {"access", "cost", "project", "sandbox"},
 	"runtime":               {"cost", "sandbox", "state", "runtime/guest", "rootfs", "netns", "runtime/launch"}, // see typesOnly
 	"runtime/launch":        {"sandbox", "internal/linux", "runtime/launch/stage"},
 	"runtime/launch/stage":  {},
