@@ -12,8 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// Entry is one row of the audit: somebody asked for a change.
-type Entry struct {
+// AuditRow is one row of the audit: somebody asked for a change.
+type AuditRow struct {
 	Seq       int64     `json:"seq"`
 	Time      time.Time `json:"time"`
 	Owner     string    `json:"owner"`
@@ -54,7 +54,7 @@ func (s *Sum) UnmarshalText(b []byte) error {
 //
 // without spaces, with no character escaped but those JSON demands. Others
 // can compute it too (docs/ACCESS.md).
-func (e Entry) Chain(before Sum) Sum {
+func (e AuditRow) Chain(before Sum) Sum {
 	var b bytes.Buffer
 	b.Write(before[:])
 	w := json.NewEncoder(&b)
@@ -102,7 +102,7 @@ func NewVerifier(seq int64, base Sum, anchor int64, want Sum) *Verifier {
 }
 
 // Add checks the next row and reports whether to go on.
-func (v *Verifier) Add(e Entry) bool {
+func (v *Verifier) Add(e AuditRow) bool {
 	switch {
 	case e.Seq != v.next:
 		return v.broken(v.next, fmt.Sprintf("row %d is missing", v.next))
@@ -151,7 +151,7 @@ func (v *Verifier) Result() AuditCheck {
 type AuditStore interface {
 	// AppendAudit numbers, chains and writes rows. With lasting set they are
 	// on disk when it returns.
-	AppendAudit(ctx context.Context, rows []Entry, lasting bool) error
-	Audit(ctx context.Context, q AuditQuery) ([]Entry, error)
+	AppendAudit(ctx context.Context, rows []AuditRow, lasting bool) error
+	Audit(ctx context.Context, q AuditQuery) ([]AuditRow, error)
 	VerifyAudit(ctx context.Context, anchor int64, want Sum) (AuditCheck, error)
 }

@@ -29,7 +29,7 @@ type Journal struct {
 	stop  chan struct{}
 
 	mu     sync.Mutex
-	rows   []Entry
+	rows   []AuditRow
 	waits  []chan error // of those who want the rows until now on disk
 	full   bool         // the store refuses, and the backlog is full
 	closed bool
@@ -57,7 +57,7 @@ func (j *Journal) Ready() error {
 }
 
 // Note has a row written soon.
-func (j *Journal) Note(e Entry) {
+func (j *Journal) Note(e AuditRow) {
 	j.mu.Lock()
 	j.add(e)
 	j.mu.Unlock()
@@ -65,7 +65,7 @@ func (j *Journal) Note(e Entry) {
 }
 
 // NoteNow returns when the row, and every one before it, is on disk.
-func (j *Journal) NoteNow(ctx context.Context, e Entry) error {
+func (j *Journal) NoteNow(ctx context.Context, e AuditRow) error {
 	done := make(chan error, 1)
 	j.mu.Lock()
 	if j.closed {
@@ -86,7 +86,7 @@ func (j *Journal) NoteNow(ctx context.Context, e Entry) error {
 
 // add takes a row; j.mu is held. What was done must be told even when there
 // is no more room: Ready keeps more from being done.
-func (j *Journal) add(e Entry) {
+func (j *Journal) add(e AuditRow) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
@@ -193,7 +193,7 @@ func (j *Journal) write(lasting bool) error {
 		}
 		j.mu.Lock()
 		if err == nil {
-			j.rows = append([]Entry(nil), j.rows[len(batch):]...)
+			j.rows = append([]AuditRow(nil), j.rows[len(batch):]...)
 			j.full = len(j.rows) >= backlog
 		}
 		if err != nil || last {

@@ -15,13 +15,13 @@ import (
 type ledger struct {
 	AuditStore
 	mu      sync.Mutex
-	rows    []Entry
+	rows    []AuditRow
 	commits int
 	lasting int // rows that are on disk
 	fail    error
 }
 
-func (l *ledger) AppendAudit(_ context.Context, rows []Entry, lasting bool) error {
+func (l *ledger) AppendAudit(_ context.Context, rows []AuditRow, lasting bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fail != nil {
@@ -60,20 +60,20 @@ func TestJournalGathers(t *testing.T) {
 	l := &ledger{}
 	j := OpenJournal(l, nil)
 	for i := range 1000 {
-		j.Note(Entry{Status: i})
+		j.Note(AuditRow{Status: i})
 	}
 	until(t, "the rows are not written", func() bool { n, _, _ := l.counts(); return n == 1000 })
 	if _, commits, _ := l.counts(); commits > 100 {
 		t.Errorf("%d transactions for 1000 rows", commits)
 	}
 	until(t, "the rows do not go to the disk", func() bool { _, _, n := l.counts(); return n == 1000 })
-	if err := j.NoteNow(t.Context(), Entry{Status: 1000}); err != nil {
+	if err := j.NoteNow(t.Context(), AuditRow{Status: 1000}); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, n := l.counts(); n != 1001 {
 		t.Errorf("%d rows on disk when somebody waited for 1001", n)
 	}
-	j.Note(Entry{Status: 1001})
+	j.Note(AuditRow{Status: 1001})
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -95,15 +95,15 @@ func TestJournalGathers(t *testing.T) {
 func TestJournalLosesNothing(t *testing.T) {
 	l := &ledger{fail: errors.New("disk full")}
 	j := OpenJournal(l, slog.New(slog.DiscardHandler))
-	j.Note(Entry{})
-	if err := j.NoteNow(t.Context(), Entry{}); !errors.Is(err, l.fail) {
+	j.Note(AuditRow{})
+	if err := j.NoteNow(t.Context(), AuditRow{}); !errors.Is(err, l.fail) {
 		t.Errorf("%v", err)
 	}
 	if err := j.Ready(); err != nil {
 		t.Errorf("with two rows waiting: %v", err)
 	}
 	for range backlog {
-		j.Note(Entry{})
+		j.Note(AuditRow{})
 	}
 	if err := j.Ready(); sandbox.CodeOf(err) != "audit_unavailable" {
 		t.Errorf("%v", err)

@@ -88,8 +88,8 @@ func set[T any](to, from *T) {
 
 // AuditList is a page of the audit, the newest row first.
 type AuditList struct {
-	Items []access.Entry `json:"items"`
-	Next  int64          `json:"next,omitempty" doc:"before of the next page; absent on the last."`
+	Items []access.AuditRow `json:"items"`
+	Next  int64             `json:"next,omitempty" doc:"before of the next page; absent on the last."`
 }
 
 // Whoami tells a caller who it is.

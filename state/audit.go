@@ -34,7 +34,7 @@ const (
 // AppendAudit numbers, chains and writes rows in the order given, in one
 // transaction. With lasting set all rows until now are on disk when it
 // returns; rows may be empty for that alone.
-func (d *DB) AppendAudit(ctx context.Context, rows []access.Entry, lasting bool) error {
+func (d *DB) AppendAudit(ctx context.Context, rows []access.AuditRow, lasting bool) error {
 	return d.write(ctx, func(t *tx) error {
 		if lasting {
 			if err := t.mustLast(); err != nil {
@@ -95,7 +95,7 @@ func (t *tx) pruneAudit(last, added, kept int64) error {
 }
 
 // Audit returns rows, the newest first.
-func (d *DB) Audit(ctx context.Context, q access.AuditQuery) ([]access.Entry, error) {
+func (d *DB) Audit(ctx context.Context, q access.AuditQuery) ([]access.AuditRow, error) {
 	var where []string
 	var args []any
 	if q.Owner != "" {
@@ -122,7 +122,7 @@ func (d *DB) Audit(ctx context.Context, q access.AuditQuery) ([]access.Entry, er
 	return all, translate(err)
 }
 
-func scanAudit(s scanner) (e access.Entry, err error) {
+func scanAudit(s scanner) (e access.AuditRow, err error) {
 	var at int64
 	var hash []byte
 	err = s.Scan(&e.Seq, &at, &e.Owner, &e.Key, &e.Role, &e.From, &e.Operation, &e.Object, &e.Status, &e.Code, &e.Request, &hash)
@@ -169,7 +169,7 @@ func (d *DB) auditBase(ctx context.Context) (seq int64, hash access.Sum, err err
 }
 
 // walkAudit calls f for the rows after one, in order, until it returns false.
-func (d *DB) walkAudit(ctx context.Context, after int64, f func(access.Entry) bool) error {
+func (d *DB) walkAudit(ctx context.Context, after int64, f func(access.AuditRow) bool) error {
 	for {
 		rows, err := d.reader.QueryContext(ctx, sqlWalkAudit, after, walkAudit)
 		if err != nil {

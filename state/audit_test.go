@@ -10,9 +10,9 @@ import (
 
 func appendAudit(t *testing.T, d *DB, n int) {
 	t.Helper()
-	var rows []access.Entry
+	var rows []access.AuditRow
 	for i := range n {
-		rows = append(rows, access.Entry{
+		rows = append(rows, access.AuditRow{
 			Time: time.Unix(0, int64(1_790_000_000_000_000_000+i)), Owner: "alice", Key: "key_a", Role: access.RoleDeveloper, From: "unix",
 			Operation: "create-sandbox", Object: fmt.Sprint("sb", i%3), Status: 201, Request: fmt.Sprint("rq<&>", i),
 		})

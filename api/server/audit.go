@@ -38,7 +38,7 @@ func (s *server) answered(req *request, status int) {
 	}
 	req.note = nil
 	c, _ := access.Of(req.r.Context())
-	e := access.Entry{
+	e := access.AuditRow{
 		Time: time.Now(), Owner: c.Owner, Key: c.Key, Role: c.Role, From: c.From,
 		Operation: n.operation, Object: n.object, Status: status, Request: req.id,
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/api/server/servertest"
 )
@@ -46,6 +47,8 @@ var routes = []string{
 	"POST /v1/webhooks/{webhook}/test", "GET /v1/webhooks/{webhook}/dead", "POST /v1/webhooks/{webhook}/dead/retry",
 	"POST /v1/sandboxes/{ref}/ports", "GET /v1/sandboxes/{ref}/ports", "GET /v1/ports", "DELETE /v1/ports/{id}",
 	"PUT /v1/sandboxes/{ref}/port-token", "DELETE /v1/sandboxes/{ref}/port-token", "GET /v1/sandboxes/{ref}/ports/{port}/connect",
+	"GET /v1/whoami", "GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{key}", "GET /v1/audit", "GET /v1/audit/verify",
+	"GET /v1/owners", "GET /v1/owners/{owner}", "PUT /v1/owners/{owner}", "DELETE /v1/owners/{owner}",
 	"POST /v1/images/pull", "POST /v1/images/push", "POST /v1/images/export", "POST /v1/images/tag", "POST /v1/images/prune",
 	"GET /v1/projects", "POST /v1/projects", "GET /v1/project-summary", "GET /v1/projects/{project}", "PATCH /v1/projects/{project}", "DELETE /v1/projects/{project}",
 	"POST /v1/projects/{project}/kill", "POST /v1/projects/{project}/entries", "POST /v1/projects/{project}/agents", "POST /v1/agents/{agent}/{verb}", "DELETE /v1/agents/{agent}", "GET /v1/production-agents",
@@ -65,7 +68,9 @@ type document struct {
 }
 
 func TestOpenAPI(t *testing.T) {
-	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab()})
+	office, audit, _ := servertest.NewOffice(access.Config{})
+	defer audit.Close()
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab(), Office: office, Audit: audit})
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/openapi.json", http.NoBody))
 	raw := w.Body.Bytes()
@@ -120,7 +125,10 @@ func TestOpenAPI(t *testing.T) {
 // TestDocumentedRoutesAnswer asks every documented route for something: none
 // may say that it does not exist.
 func TestDocumentedRoutesAnswer(t *testing.T) {
-	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab()})
+	office, audit, _ := servertest.NewOffice(access.Config{})
+	defer audit.Close()
+	h := server.New(server.Config{Manager: servertest.New(), Version: "test", Lab: servertest.NewLab(), Office: office, Audit: audit})
+	ctx := access.With(t.Context(), access.Caller{Owner: "uid:0", Role: access.RoleAdmin})
 	for _, route := range routes {
 		method, path, _ := strings.Cut(route, " ")
 		if strings.Contains(path, "/scenario/") {
@@ -128,7 +136,7 @@ func TestDocumentedRoutesAnswer(t *testing.T) {
 		}
 		path = strings.NewReplacer("{ref}", "absent", "{pid}", "p1", "{name}", "absent").Replace(path)
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(method, path, http.NoBody))
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, method, path, http.NoBody))
 		if strings.Contains(w.Body.String(), "no_such_route") || w.Code == http.StatusMethodNotAllowed || w.Code >= 500 {
 			t.Errorf("%s: %d %s", route, w.Code, w.Body)
 		}

@@ -24,7 +24,7 @@ var rules = func() map[string]rulebook {
 		operations []string
 	}{
 		{rulebook{least: access.RoleViewer}, []string{
-			"version", "whoami", "events", "developer-status", "developer-logs",
+			"version", "whoami", "events", "list-operations", "get-operation", "developer-status", "developer-logs",
 			"list-sandboxes", "get-sandbox", "get-usage", "get-history", "get-last-output", "diff", "report-usage",
 			"list-processes", "get-process", "get-output",
 			"read-file", "stat-file", "list-files", "watch-files", "get-archive",
@@ -37,7 +37,7 @@ var rules = func() map[string]rulebook {
 			"list-experiments", "list-evaluations", "list-promotions",
 		}},
 		{rulebook{least: access.RoleDeveloper, changes: true}, []string{
-			"provision", "reset-developer-sandbox", "run-scenario",
+			"provision", "reset-developer-sandbox", "cancel-operation", "change-sandbox", "run-scenario",
 			"create-sandbox", "remove-sandbox", "pause-sandbox", "resume-sandbox", "stop-sandbox", "start-sandbox", "reset-sandbox",
 			"pause-sandboxes", "resume-sandboxes", "stop-sandboxes", "start-sandboxes", "remove-sandboxes",
 			"create-snapshot", "remove-snapshot", "import-snapshot", "fork-snapshot", "fork-sandbox", "rollback-sandbox", "undo-sandbox",

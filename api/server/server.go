@@ -80,7 +80,7 @@ func New(cfg Config) http.Handler {
 	mux.Handle(mcpPath, named(servedMCP, s.permitted(servedMCP, s.mcp())))
 	mux.Handle("GET "+docsPath, named(servedDocs, s.docs()))
 	if cfg.Metrics != nil {
-		mux.Handle("GET "+metricsPath, s.metrics(cfg.Metrics))
+		mux.Handle("GET "+metricsPath, named(servedMetrics, s.permitted(servedMetrics, cfg.Metrics)))
 	}
 	mux.HandleFunc("/", s.noRoute(mux))
 	if cfg.Lab != nil {

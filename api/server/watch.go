@@ -6,10 +6,6 @@ import (
 	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
-
-	"github.com/sandboxd/sandboxd/access"
-	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // Watcher is told of every request, to count it or to draw its way. It is on
@@ -69,16 +65,4 @@ func named(operation string, h http.Handler) http.Handler {
 		requestOf(r.Context()).operation = operation
 		h.ServeHTTP(w, r)
 	})
-}
-
-// metrics serves what is counted to those who may see all owners' objects.
-func (s *server) metrics(h http.Handler) http.Handler {
-	return named(servedMetrics, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c, ok := access.Of(r.Context()); ok && !c.SeesAll() {
-			writeProblem(w, api.NewProblem(sandbox.ErrForbidden, "operators_only",
-				"metrics are of all owners together: use a key of an operator, or root on the unix socket", requestOf(r.Context()).id))
-			return
-		}
-		h.ServeHTTP(w, r)
-	}))
 }
