@@ -66,7 +66,7 @@ const (
 )
 
 // openE2B listens, where that is configured.
-func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, log *slog.Logger) (*dialect, error) {
+func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, office keyHolders, log *slog.Logger) (*dialect, error) {
 	if c.E2B.Listen == "" {
 		return &dialect{}, nil
 	}
@@ -79,7 +79,7 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 		return nil, fmt.Errorf("e2b.listen: %w", err)
 	}
 	handler := e2b.New(e2b.Config{
-		Manager: guarded, Callers: e2bCallers{},
+		Manager: guarded, Callers: e2bCallers{office},
 		Find:   func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) { return m.Sandbox(ctx, string(id)) },
 		Living: m.IDs, Secret: secret, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
 	})

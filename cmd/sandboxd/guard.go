@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/build"
 	"github.com/sandboxd/sandboxd/guard"
@@ -52,15 +51,4 @@ type agentSandboxes struct {
 // Create makes an agent's sandbox.
 func (s agentSandboxes) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
 	return s.g.CreateAgent(ctx, req, s.Manager.Create)
-}
-
-// quotas are those of developers, for everybody but root.
-type developerQuotas struct{}
-
-// Quota returns an owner's.
-func (developerQuotas) Quota(_ context.Context, owner string) (access.Quota, error) {
-	if owner == "uid:0" {
-		return access.Quota{}, nil
-	}
-	return access.DeveloperQuota(), nil
 }

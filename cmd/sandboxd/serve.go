@@ -97,8 +97,12 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err := openServices(ctx, c, &parts, m, parts.news.tell, log, &opened); err != nil {
 		return err
 	}
+	office, journal, err := openAccess(ctx, c, parts.db, log, &opened)
+	if err != nil {
+		return err
+	}
 	all := &service{Manager: m, doctor: newDoctor(c, parts), ingress: in}
-	guarded := newGuard(c, all, parts.db, developerQuotas{})
+	guarded := newGuard(c, all, parts.db, office)
 	projects, err := both.openLab(ctx, guarded)
 	if err != nil {
 		return err
@@ -117,10 +121,6 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	defer tells()
-	office, journal, err := openAccess(ctx, c, parts.db, log, &opened)
-	if err != nil {
-		return err
-	}
 	lns, err := listenAll(c, log)
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	all.hooks = hooks.Desk
-	dialect, err := openE2B(ctx, c, m, guarded, log)
+	dialect, err := openE2B(ctx, c, m, guarded, office, log)
 	if err != nil {
 		return err
 	}
