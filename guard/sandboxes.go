@@ -52,6 +52,7 @@ func finish[T any](ctx context.Context, release func(), do func(context.Context)
 	go func() {
 		defer release()
 		v, err := do(context.WithoutCancel(ctx))
+		release() // who hears of it may ask for the next at once
 		done <- result{v, err}
 	}()
 	select {

@@ -74,6 +74,7 @@ var testsAlso = map[string][]string{
 	"runtime/guest": {"internal/seccomp"},
 	"metrics":       {"api/server", "api/server/servertest"}, // that no request makes a series
 	"image":         {"image/imagetest"},
+	"guard":         {"state"},                                                    // what rows say of others is what is tested
 	"webhook":       {"state"},                                                    // as with the lab
 	"lab":           {"state"},                                                    // that a crash loses nothing is seen with real rows
 	"integration":   {"api", "api/server/servertest", "image/imagetest", "state"}, // the bad inputs that server is tested with
