@@ -122,8 +122,9 @@ test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 
 	  | $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/vm.json --raw-command -- cat
 
 .PHONY: soak
-soak: ## test-root with the repeated tests at full length (SANDBOXD_SOAK_CYCLES)
+soak: ## test-root with the repeated tests at full length (SANDBOXD_SOAK_CYCLES), and the Debian package in the VM
 	@SANDBOXD_SOAK=1 $(MAKE) --no-print-directory test-root
+	@$(MAKE) --no-print-directory test-vm PKG=./integration RUN='^TestPackage$$'
 
 # Every fuzz target, one after another.
 FUZZTIME ?= 60s

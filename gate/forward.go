@@ -140,7 +140,7 @@ func (s *Server) credentials(ctx context.Context, pass passage) ([]credential, *
 		case errors.Is(err, sandbox.ErrNotFound):
 			return bad("there is no such secret; 'sandbox secret set " + c.Secret + "' makes it")
 		case err != nil:
-			s.log.Error("gate: read a secret", "secret", c.Secret, "sandbox", pass.conn.id, "err", err)
+			s.log.ErrorContext(ctx, "gate: read a secret", "secret", c.Secret, "sandbox", pass.conn.id, "err", err)
 			return bad("it could not be read")
 		case !secret.For(pass.ask.target.host):
 			return bad("it was made for other hosts")

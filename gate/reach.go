@@ -110,7 +110,7 @@ func (s *Server) connect(ctx context.Context, t Tenant, p *policy, g grant, to t
 		if err == nil {
 			return c, nil
 		}
-		s.log.Debug("gate: dial", "sandbox", t.ID, "to", dest, "err", err)
+		s.log.DebugContext(ctx, "gate: dial", "sandbox", t.ID, "to", dest, "err", err)
 		ref = &refusal{status: http.StatusBadGateway, code: codeUpstream, detail: fmt.Sprintf("%s does not answer: %s", to, dialWords(err))}
 	}
 	return nil, ref

@@ -109,7 +109,7 @@ func (p *pull) resolve(ctx context.Context, from []endpoint) error {
 			if ctx.Err() != nil {
 				return err
 			}
-			p.s.log.Info("a registry is of no use", "registry", at.host, "err", err)
+			p.s.log.InfoContext(ctx, "a registry is of no use", "registry", at.host, "err", err)
 			continue
 		}
 		if err = p.manifest(ctx, r); err != nil {
@@ -268,7 +268,7 @@ func (p *pull) layer(ctx context.Context, d descriptor, diffID string) error {
 	if ctx.Err() == nil || err == nil {
 		// Unpacked, or never to be: only one that was cut off is worth keeping.
 		if rerr := remove(f.Name()); rerr != nil {
-			p.s.log.Warn("remove a fetched layer", "err", rerr)
+			p.s.log.WarnContext(ctx, "remove a fetched layer", "err", rerr)
 		}
 	}
 	if err != nil {

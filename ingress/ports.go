@@ -127,7 +127,7 @@ func (in *Ingress) Start(ctx context.Context) error {
 		l := &listener{port: p}
 		in.ports[p.ID] = l
 		if in.listen(l); l.err != nil {
-			in.log.Error("listen again for a published port: tried again", "sandbox", p.Sandbox, "port", p.Port, "at", p.Where(), "err", l.err)
+			in.log.ErrorContext(ctx, "listen again for a published port: tried again", "sandbox", p.Sandbox, "port", p.Port, "at", p.Where(), "err", l.err)
 			in.later(func() { in.again(p.ID) })
 		}
 	}

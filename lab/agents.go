@@ -64,7 +64,7 @@ func (l *Lab) Deploy(ctx context.Context, ref, kind string, spec project.AgentSp
 // be brought where it is to be is for its keeper to mend.
 func (l *Lab) settled(ctx context.Context, s *supervisor, a project.Agent) (project.Agent, error) {
 	if err := s.settle(ctx, a); err != nil {
-		l.log.Warn("an agent is not yet as asked for: tried again", "agent", a.ID, "err", err)
+		l.log.WarnContext(ctx, "an agent is not yet as asked for: tried again", "agent", a.ID, "err", err)
 	}
 	return s.world.Rows.Agent(context.WithoutCancel(ctx), a.ID)
 }

@@ -151,7 +151,7 @@ func (l *Lab) tick(ctx context.Context, alerts bool) {
 
 func (l *Lab) complain(ctx context.Context, what string, err error) {
 	if err != nil && ctx.Err() == nil {
-		l.log.Error(what, "err", err)
+		l.log.ErrorContext(ctx, what, "err", err)
 	}
 }
 
@@ -186,7 +186,7 @@ func (l *Lab) alert(ctx context.Context, p project.Project) error {
 	for _, r := range p.Alerts {
 		yes, err := l.rules.holds(r.When, in)
 		if err != nil {
-			l.log.Warn("compute an alert's condition", "project", p.ID, "alert", r.Name, "err", err)
+			l.log.WarnContext(ctx, "compute an alert's condition", "project", p.ID, "alert", r.Name, "err", err)
 		}
 		if yes {
 			now[r.Name] = true

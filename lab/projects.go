@@ -287,7 +287,7 @@ func (l *Lab) endProject(id project.ID) {
 		if err == nil || l.life.Err() != nil {
 			return
 		}
-		l.log.Error("remove what a killed project had: tried again", "project", id, "err", err)
+		l.log.ErrorContext(ctx, "remove what a killed project had: tried again", "project", id, "err", err)
 		if pause(l.life, wait) != nil {
 			return
 		}

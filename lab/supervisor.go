@@ -297,7 +297,7 @@ func (k *keeper) begin(ctx context.Context, a project.Agent) (time.Duration, err
 		if sandbox.CodeOf(err) == codeBudget {
 			return lookEvery, k.wait(ctx, a, err)
 		}
-		k.s.log.Warn("start an agent", "agent", a.ID, "err", err)
+		k.s.log.WarnContext(ctx, "start an agent", "agent", a.ID, "err", err)
 		return 0, k.fell(ctx, a, false, "start: "+err.Error())
 	}
 	k.checked = time.Time{}

@@ -132,7 +132,7 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	for _, r := range rows {
 		if r.Scope == cost.ScopeSandbox && m.forgotten(ctx, sandbox.ID(r.ID)) {
 			if err := m.state.DeleteBudget(ctx, r.Key); err != nil {
-				m.log.Warn("forget the budget of a sandbox that is long gone", "budget", r.Key, "err", err)
+				m.log.WarnContext(ctx, "forget the budget of a sandbox that is long gone", "budget", r.Key, "err", err)
 			}
 			continue
 		}
@@ -335,7 +335,7 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 		}
 		if t.err = m.lookAt(ctx, t, net); t.err != nil {
 			if m.life.Err() == nil {
-				m.log.Error("look at a budget: tried again soon", "budget", t.row.Key, "err", t.err)
+				m.log.ErrorContext(ctx, "look at a budget: tried again soon", "budget", t.row.Key, "err", t.err)
 			}
 			t.next = time.Now().Add(time.Second)
 			if t.holds == cost.ActionNone { // who knows

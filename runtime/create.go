@@ -88,7 +88,7 @@ func (m *Manager) create(ctx context.Context, req sandbox.CreateRequest) (sb san
 		if !errors.Is(err, errUnfit) {
 			return sb, existed, err
 		}
-		m.log.Warn("a shell of the pool was no good: building another", "shell", s.b.id, "err", err)
+		m.log.WarnContext(ctx, "a shell of the pool was no good: building another", "shell", s.b.id, "err", err)
 	}
 	b, sb, err := m.intend(ctx, p)
 	unlock()
@@ -252,7 +252,7 @@ func (m *Manager) build(ctx context.Context, b *box, sb sandbox.Sandbox, p inten
 
 // failed ends a sandbox that has a row and came to nothing.
 func (m *Manager) failed(ctx context.Context, b *box, err error) {
-	m.log.Error("create sandbox", "sandbox", b.id, "err", err)
+	m.log.ErrorContext(ctx, "create sandbox", "sandbox", b.id, "err", err)
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
 	_ = m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})

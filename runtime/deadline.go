@@ -121,14 +121,14 @@ func (m *Manager) atDeadline(b *box) {
 	row, err := m.state.Sandbox(ctx, b.id)
 	switch {
 	case err != nil:
-		m.log.Error("read a sandbox whose lifetime is over", "sandbox", b.id, "err", err)
+		m.log.ErrorContext(ctx, "read a sandbox whose lifetime is over", "sandbox", b.id, "err", err)
 		again()
 	case row.Deadline == nil:
 	case time.Until(*row.Deadline) > 0:
 		m.armDeadline(b, row)
 	case row.Spec.OnDeadline.Rests():
 		if err := m.rest(ctx, b, row); err != nil {
-			m.log.Error("bring a sandbox whose lifetime is over to rest: tried again", "sandbox", b.id, "action", row.Spec.OnDeadline, "err", err)
+			m.log.ErrorContext(ctx, "bring a sandbox whose lifetime is over to rest: tried again", "sandbox", b.id, "action", row.Spec.OnDeadline, "err", err)
 			again()
 		}
 	default:

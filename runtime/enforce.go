@@ -68,7 +68,7 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string) {
 			// is not there. A crash after this lets it go on until the next
 			// daemon looks.
 			if err := m.cgroup.Freeze(ctx, b.id); err != nil {
-				m.log.Warn("freeze a sandbox before its stop", "sandbox", b.id, "err", err)
+				m.log.WarnContext(ctx, "freeze a sandbox before its stop", "sandbox", b.id, "err", err)
 			}
 			if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
 				return sb, err
@@ -85,7 +85,7 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string) {
 	x.acted = false
 	x.mu.Unlock()
 	if err != nil && m.life.Err() == nil && m.box(x.id) == x {
-		m.log.Error("carry out a budget: tried again soon", "budget", key, "sandbox", x.id, "action", do, "err", err)
+		m.log.ErrorContext(ctx, "carry out a budget: tried again soon", "budget", key, "sandbox", x.id, "action", do, "err", err)
 	}
 }
 

@@ -149,7 +149,7 @@ func (m *Manager) faultOver(b *box, f *faulted) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err != nil && b.fault == f && m.life.Err() == nil {
-		m.log.Warn("end a fault whose time is over: tried again", "sandbox", b.id, "err", err)
+		m.log.WarnContext(ctx, "end a fault whose time is over: tried again", "sandbox", b.id, "err", err)
 		f.timer = time.AfterFunc(m.retry, func() { m.faultOver(b, f) })
 	}
 }

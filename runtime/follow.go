@@ -54,7 +54,7 @@ func (f *follower) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		f.m.log.Debug("process events broke off", "sandbox", f.b.id, "err", err)
+		f.m.log.DebugContext(ctx, "process events broke off", "sandbox", f.b.id, "err", err)
 		pause(ctx, reconnect)
 	}
 }

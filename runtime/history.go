@@ -35,7 +35,7 @@ func (m *Manager) restorePoint(b *box, p sandbox.Process) {
 		return
 	}
 	if err := m.tryPoint(ctx, b, p); err != nil {
-		m.log.Warn("take a restore point", "sandbox", b.id, "process", p.ID, "err", err)
+		m.log.WarnContext(ctx, "take a restore point", "sandbox", b.id, "process", p.ID, "err", err)
 		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: "snapshot.failed", Actor: "daemon", Data: map[string]string{
 			"kind": string(sandbox.SnapshotAuto), "process": string(p.ID), "detail": explain(err),
 		}})

@@ -51,7 +51,7 @@ func (m *Manager) answer(ctx context.Context, b *box, id int64, key, line string
 		if class := sandbox.ClassOf(err); class != nil {
 			e.Class, e.Detail = class.Error(), err.Error()
 		} else {
-			m.log.Error("take an entry from inside", "sandbox", b.id, "err", err)
+			m.log.ErrorContext(ctx, "take an entry from inside", "sandbox", b.id, "err", err)
 		}
 		r = reply{Error: &e}
 	}
@@ -60,7 +60,7 @@ func (m *Manager) answer(ctx context.Context, b *box, id int64, key, line string
 		err = b.guest.Answer(ctx, id, string(text))
 	}
 	if err != nil {
-		m.log.Debug("answer a program inside", "sandbox", b.id, "err", err)
+		m.log.DebugContext(ctx, "answer a program inside", "sandbox", b.id, "err", err)
 	}
 }
 

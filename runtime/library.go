@@ -199,7 +199,7 @@ func (m *Manager) sandboxSource(ctx context.Context, id sandbox.ID, actor string
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
 		if _, err := m.RemoveSnapshot(clean, string(snap.ID), "daemon"); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-			m.log.Warn("remove the snapshot an export was made of; it goes with its sandbox", "snapshot", snap.ID, "err", err)
+			m.log.WarnContext(ctx, "remove the snapshot an export was made of; it goes with its sandbox", "snapshot", snap.ID, "err", err)
 		}
 	}
 	if src, err = exportable(snap.Image, snap.Layers); err != nil {

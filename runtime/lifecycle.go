@@ -89,7 +89,7 @@ func (m *Manager) setFrozen(ctx context.Context, b *box, sb sandbox.Sandbox, to 
 	}
 	if err != nil {
 		if back := m.freezeAs(ctx, b.id, sb.Status); back != nil {
-			m.log.Error("undo a change of status: the workload is not as its row says", "sandbox", b.id, "status", sb.Status, "err", back)
+			m.log.ErrorContext(ctx, "undo a change of status: the workload is not as its row says", "sandbox", b.id, "status", sb.Status, "err", back)
 		}
 		return sb, err
 	}
@@ -142,7 +142,7 @@ func (m *Manager) halt(ctx context.Context, b *box, sb sandbox.Sandbox, ch state
 	b.quiet()
 	row, err := m.tryHalt(ctx, b, sb, &ch)
 	if err != nil {
-		m.log.Error("stop sandbox: tried again later", "sandbox", b.id, "err", err)
+		m.log.ErrorContext(ctx, "stop sandbox: tried again later", "sandbox", b.id, "err", err)
 		m.later(func() { m.haltAgain(b, ch) })
 		return sb, sandbox.Errorf(sandbox.ErrUnavailable, "stop_incomplete", "sandbox %s is not all stopped yet and is being tried again: %w", b.id, err)
 	}

@@ -345,7 +345,7 @@ func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error 
 	}
 	net, err := m.net.AllBytes()
 	if err != nil {
-		m.log.Warn("read the network counters of all sandboxes: tried again soon", "err", err)
+		m.log.WarnContext(ctx, "read the network counters of all sandboxes: tried again soon", "err", err)
 	}
 	var batch []sandbox.Reading
 	of := map[*box]sandbox.Reading{}

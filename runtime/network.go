@@ -133,7 +133,7 @@ func (m *Manager) applyNetwork(ctx context.Context, b *box, sb sandbox.Sandbox) 
 func (m *Manager) revertNetwork(ctx context.Context, b *box, sb sandbox.Sandbox) error {
 	err := errors.Join(m.writeNetwork(ctx, sb, sb.Spec.Network, "daemon"), m.applyNetwork(ctx, b, sb))
 	if err != nil {
-		m.log.Error("undo a change of a network policy: set it again", "sandbox", b.id, "err", err)
+		m.log.ErrorContext(ctx, "undo a change of a network policy: set it again", "sandbox", b.id, "err", err)
 	}
 	return err
 }

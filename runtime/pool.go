@@ -357,7 +357,7 @@ func (m *Manager) scrap(s *pooled) {
 		err = m.state.ReleaseSlot(ctx, s.slot)
 	}
 	if err != nil {
-		m.log.Error("remove a shell of the pool: tried again later", "shell", s.b.id, "err", err)
+		m.log.ErrorContext(ctx, "remove a shell of the pool: tried again later", "shell", s.b.id, "err", err)
 		m.later(func() { m.scrap(s) })
 	}
 }

@@ -333,7 +333,7 @@ func (m *Manager) writeCarried(b *box) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), carriedEvery)
 	defer cancel()
 	if err := m.state.PutCarried(ctx, b.id, c); err != nil {
-		m.log.Warn("write down what was carried into a sandbox", "sandbox", b.id, "err", err)
+		m.log.WarnContext(ctx, "write down what was carried into a sandbox", "sandbox", b.id, "err", err)
 		return
 	}
 	r.written = c

@@ -83,7 +83,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		return fmt.Errorf("recover the network: %w", err)
 	}
 	if err != nil {
-		m.log.Error("recover the network: these sandboxes may have none; mend the cause and restart the daemon, or stop and start them", "err", err)
+		m.log.ErrorContext(ctx, "recover the network: these sandboxes may have none; mend the cause and restart the daemon, or stop and start them", "err", err)
 	}
 	m.tellDisturbed(ctx)
 	for _, f := range found {
@@ -148,7 +148,7 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, en
 	case errors.Is(err, errUnfinished):
 		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
 	case errors.Is(err, sandbox.ErrUnsupported): // a PID 1 this build cannot talk to
-		m.log.Warn("stopping a sandbox: start it to give it this daemon's init", "sandbox", b.id, "err", err)
+		m.log.WarnContext(ctx, "stopping a sandbox: start it to give it this daemon's init", "sandbox", b.id, "err", err)
 		return fateHalt, ending{}
 	}
 	return end(sandbox.ReasonCrashed, "PID 1 was gone when the daemon came back: "+explain(err))
@@ -175,7 +175,7 @@ func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 		return errUnfinished
 	}
 	if errors.Is(err, sandbox.ErrDeadline) && ctx.Err() == nil {
-		m.log.Warn("PID 1 lives but does not answer: 'sandbox stop' ends it", "sandbox", b.id, "err", err)
+		m.log.WarnContext(ctx, "PID 1 lives but does not answer: 'sandbox stop' ends it", "sandbox", b.id, "err", err)
 		err = nil
 	}
 	if u, uerr := m.cgroup.Usage(b.id); uerr == nil {
@@ -201,22 +201,22 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 	case fateAdopt:
 		// A crash between freezing and the row, or thawing and the row.
 		if err := m.freezeAs(ctx, f.b.id, f.row.Status); err != nil {
-			log.Error("adopt sandbox: its workload is not as its row says", "err", err)
+			log.ErrorContext(ctx, "adopt sandbox: its workload is not as its row says", "err", err)
 		}
 		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
-		log.Info("adopted sandbox", "init_pid", f.row.InitPID)
+		log.InfoContext(ctx, "adopted sandbox", "init_pid", f.row.InitPID)
 		if now := m.inForce(f.row.Spec.Network).Mode; now != f.row.Spec.Network.Mode {
-			log.Warn("the sandbox's network policy is more than network.most permits: it is held to that", "mode", f.row.Spec.Network.Mode, "now", now)
+			log.WarnContext(ctx, "the sandbox's network policy is more than network.most permits: it is held to that", "mode", f.row.Spec.Network.Mode, "now", now)
 		}
 	case fateHalt:
-		log.Info("stopping sandbox left by an earlier daemon")
+		log.InfoContext(ctx, "stopping sandbox left by an earlier daemon")
 		ch := state.Change{Actor: "daemon"}
 		if f.row.Status == sandbox.StatusCreating {
 			ch = startFailed(errors.New("the daemon ended meanwhile"))
 		}
 		_, _ = m.halt(ctx, f.b, f.row.Sandbox, ch) // logs, and tries again by itself
 	case fateEnd:
-		log.Info("ending sandbox left by an earlier daemon", "reason", f.e.reason)
+		log.InfoContext(ctx, "ending sandbox left by an earlier daemon", "reason", f.e.reason)
 		_ = m.endLocked(ctx, f.b, f.e) // as well
 	}
 }
@@ -227,7 +227,7 @@ func (m *Manager) lastRecorded(ctx context.Context, id sandbox.ID) int64 {
 	e, err := m.state.LastEvent(ctx, id, eventProcessExited, "sandbox."+string(sandbox.StatusCreating))
 	if err != nil {
 		if !errors.Is(err, sandbox.ErrNotFound) {
-			m.log.Warn("read the event log: ends of processes may be told twice", "sandbox", id, "err", err)
+			m.log.WarnContext(ctx, "read the event log: ends of processes may be told twice", "sandbox", id, "err", err)
 		}
 		return 0
 	}
@@ -254,7 +254,7 @@ func (m *Manager) tidyUp(ctx context.Context, rows []state.Row) {
 		"delete old records":          m.state.Prune(ctx, m.cfg.KeepEnded, m.cfg.KeepEvents),
 	} {
 		if err != nil {
-			m.log.Error("tidy up after the last run: "+what, "err", err)
+			m.log.ErrorContext(ctx, "tidy up after the last run: "+what, "err", err)
 		}
 	}
 }
@@ -295,7 +295,7 @@ func (m *Manager) sweep(ctx context.Context, rows []state.Row) error {
 		for _, id := range ids {
 			if !slices.ContainsFunc(rows, func(r state.Row) bool { return r.ID == id }) {
 				orphans[id] = true
-				m.log.Warn("removing what no sandbox owns", "what", what, "sandbox", id)
+				m.log.WarnContext(ctx, "removing what no sandbox owns", "what", what, "sandbox", id)
 			}
 		}
 	}

@@ -80,7 +80,7 @@ func (m *Manager) rootFailed(ctx context.Context, b *box, sb sandbox.Sandbox, p 
 	defer cancel()
 	if sb.Status == sandbox.StatusStopped {
 		if err := m.completeRoot(clean, b.id, sb, p); err != nil {
-			m.log.Error("change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
+			m.log.ErrorContext(ctx, "change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
 		}
 		return cause
 	}
@@ -88,7 +88,7 @@ func (m *Manager) rootFailed(ctx context.Context, b *box, sb sandbox.Sandbox, p 
 	detail := "changing its files failed: " + explain(cause)
 	_, _ = m.halt(clean, b, sb, state.Change{Detail: &detail, Actor: "daemon"}) // logs, and tries again by itself
 	if err := m.completeRoot(clean, b.id, sb, p); err != nil {
-		m.log.Error("change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
+		m.log.ErrorContext(ctx, "change the files of a sandbox: tried again when it starts", "sandbox", b.id, "err", err)
 	}
 	return cause
 }
@@ -128,10 +128,10 @@ func (m *Manager) completeRoots(ctx context.Context, rows []state.Row) ([]state.
 		}
 		changed = true
 		if err := m.completeRoot(ctx, row.ID, row.Sandbox, *r.Pending); err != nil {
-			m.log.Error("finish a change of a sandbox's files: tried again when it starts", "sandbox", row.ID, "err", err)
+			m.log.ErrorContext(ctx, "finish a change of a sandbox's files: tried again when it starts", "sandbox", row.ID, "err", err)
 			continue
 		}
-		m.log.Info("finished a change of a sandbox's files", "sandbox", row.ID, "change", r.Pending.Op)
+		m.log.InfoContext(ctx, "finished a change of a sandbox's files", "sandbox", row.ID, "change", r.Pending.Op)
 	}
 	if !changed {
 		return rows, nil
@@ -200,7 +200,7 @@ func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r 
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 		defer cancel()
 		if err := m.state.AbandonRoot(clean, b.id, p); err != nil {
-			m.log.Error("take a snapshot back: the sandbox stops at the next start of the daemon", "sandbox", b.id, "err", err)
+			m.log.ErrorContext(ctx, "take a snapshot back: the sandbox stops at the next start of the daemon", "sandbox", b.id, "err", err)
 		}
 		return cause
 	}

@@ -154,7 +154,7 @@ func (m *Manager) skipMissed(ctx context.Context) {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		m.log.Error("read the schedules", "err", err)
+		m.log.ErrorContext(ctx, "read the schedules", "err", err)
 	}
 }
 
@@ -164,7 +164,7 @@ func (m *Manager) runDue(ctx context.Context) time.Duration {
 	all, err := m.state.Schedules(ctx, "")
 	if err != nil {
 		if ctx.Err() == nil {
-			m.log.Error("read the schedules", "err", err)
+			m.log.ErrorContext(ctx, "read the schedules", "err", err)
 		}
 		return scheduleNap
 	}
@@ -189,7 +189,7 @@ func (m *Manager) runDue(ctx context.Context) time.Duration {
 		if err == nil {
 			wait = min(wait, s.NextAt.Sub(now))
 		} else if !errors.Is(err, sandbox.ErrNotFound) { // removed meanwhile
-			m.log.Error("plan the next run of a schedule", "schedule", s.ID, "err", err)
+			m.log.ErrorContext(ctx, "plan the next run of a schedule", "schedule", s.ID, "err", err)
 		}
 		switch {
 		case busy:
@@ -229,7 +229,7 @@ func (m *Manager) runSchedule(s sandbox.Schedule) {
 	defer cancel()
 	failed := m.act(ctx, s)
 	if failed != nil {
-		m.log.Info("a schedule did nothing this time", "schedule", s.ID, "sandbox", s.Sandbox, "action", s.Action, "err", failed)
+		m.log.InfoContext(ctx, "a schedule did nothing this time", "schedule", s.ID, "sandbox", s.Sandbox, "action", s.Action, "err", failed)
 		m.record(ctx, sandbox.Event{Sandbox: s.Sandbox, Type: "schedule.skipped", Actor: "schedule:" + s.ID, Data: map[string]string{"action": s.Action, "detail": explain(failed)}})
 	}
 	ctx = context.WithoutCancel(ctx) // which the run may have used up
@@ -245,7 +245,7 @@ func (m *Manager) runSchedule(s sandbox.Schedule) {
 		return nil
 	})
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) { // removed meanwhile
-		m.log.Error("write down a schedule's run", "schedule", s.ID, "err", err)
+		m.log.ErrorContext(ctx, "write down a schedule's run", "schedule", s.ID, "err", err)
 	}
 }
 

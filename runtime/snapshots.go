@@ -234,7 +234,7 @@ func (m *Manager) countLayer(ctx context.Context, snap sandbox.Snapshot) {
 		err = m.state.SnapshotCounted(ctx, snap.ID, bytes, files)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, sandbox.ErrNotFound) { // removed meanwhile
-		m.log.Warn("count the files of a snapshot", "snapshot", snap.ID, "err", err)
+		m.log.WarnContext(ctx, "count the files of a snapshot", "snapshot", snap.ID, "err", err)
 	}
 }
 
@@ -242,7 +242,7 @@ func (m *Manager) countLayer(ctx context.Context, snap sandbox.Snapshot) {
 // mounted keeps the old ones, until it is mounted anew.
 func (m *Manager) flatten(ctx context.Context, snap sandbox.Snapshot) {
 	if err := m.tryFlatten(ctx, snap); err != nil && ctx.Err() == nil {
-		m.log.Warn("flatten the layers of a snapshot", "snapshot", snap.ID, "err", err)
+		m.log.WarnContext(ctx, "flatten the layers of a snapshot", "snapshot", snap.ID, "err", err)
 	}
 }
 
@@ -347,7 +347,7 @@ func (m *Manager) forgetLost(ctx context.Context) error {
 		return err
 	}
 	for _, s := range lost {
-		m.log.Error("a snapshot was not on disk when the host went down: it is gone", "snapshot", s.ID, "name", s.Name)
+		m.log.ErrorContext(ctx, "a snapshot was not on disk when the host went down: it is gone", "snapshot", s.ID, "name", s.Name)
 	}
 	all, err := m.state.Snapshots(ctx, sandbox.SnapshotFilter{Kinds: []sandbox.SnapshotKind{sandbox.SnapshotAuto, sandbox.SnapshotFork}})
 	if err != nil {
@@ -483,7 +483,7 @@ func (m *Manager) forked(ctx context.Context, req sandbox.ForkRequest, out []san
 	for _, f := range out {
 		if f.Sandbox != nil {
 			if _, err := m.Remove(context.WithoutCancel(ctx), string(f.Sandbox.ID), "daemon"); err != nil {
-				m.log.Error("remove what an incomplete fork made", "sandbox", f.Sandbox.ID, "err", err)
+				m.log.ErrorContext(ctx, "remove what an incomplete fork made", "sandbox", f.Sandbox.ID, "err", err)
 			}
 		}
 	}

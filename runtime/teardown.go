@@ -74,7 +74,7 @@ func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
 	err := m.tryEnd(ctx, b, e)
 	done(err)
 	if err != nil {
-		m.log.Error("end sandbox: tried again later", "sandbox", b.id, "reason", e.reason, "err", err)
+		m.log.ErrorContext(ctx, "end sandbox: tried again later", "sandbox", b.id, "reason", e.reason, "err", err)
 		m.later(func() { m.endInTime(b, e) })
 	}
 	return err
@@ -205,7 +205,7 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 		err = m.removeOwn(ctx, id)
 	}
 	if err != nil {
-		m.log.Error("clean up after a sandbox: tried again later", "sandbox", id, "err", err)
+		m.log.ErrorContext(ctx, "clean up after a sandbox: tried again later", "sandbox", id, "err", err)
 		m.later(func() {
 			m.leaving.Add(1)
 			m.cleanUp(id, slot)
@@ -225,7 +225,7 @@ func (m *Manager) killShell(ctx context.Context, b *box) (release func(), err er
 		shell.HoldMounts()
 		release = func() {
 			if err := shell.Close(); err != nil {
-				m.log.Warn("let go of a dead shell", "sandbox", b.id, "err", err)
+				m.log.WarnContext(ctx, "let go of a dead shell", "sandbox", b.id, "err", err)
 			}
 		}
 		// The death of a PID 1 is that of its whole namespace, and one that
@@ -348,7 +348,7 @@ func (m *Manager) keepOutput(ctx context.Context, b *box, ch *state.Change) {
 	defer cancel()
 	procs, err := b.guest.Processes(ctx)
 	if err != nil {
-		m.log.Info("last output is lost: PID 1 does not answer", "sandbox", b.id, "err", err)
+		m.log.InfoContext(ctx, "last output is lost: PID 1 does not answer", "sandbox", b.id, "err", err)
 		return
 	}
 	if len(procs) > keptOutputs {

@@ -260,12 +260,12 @@ func (m *Manager) recoverVolumes(ctx context.Context) error {
 			i := slices.IndexFunc(rows, func(v sandbox.Volume) bool { return v.Name == name })
 			err = m.roots.LimitVolume(name, volumeLimits(rows[i]))
 		case volumeForget:
-			m.log.Warn("removing a volume that was made or removed half-way", "volume", name)
+			m.log.WarnContext(ctx, "removing a volume that was made or removed half-way", "volume", name)
 			err = m.forgetVolume(ctx, name)
 		case volumeLost:
-			m.log.Error("the files of a volume are not there: put them back, or remove the volume", "volume", name)
+			m.log.ErrorContext(ctx, "the files of a volume are not there: put them back, or remove the volume", "volume", name)
 		case volumeAdopt:
-			m.log.Warn("taking up a volume the database does not know", "volume", name)
+			m.log.WarnContext(ctx, "taking up a volume the database does not know", "volume", name)
 			err = m.adoptVolume(ctx, name)
 		}
 		if err != nil {

@@ -45,7 +45,7 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, record
 func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 	if err := shell.Wait(ctx); err != nil {
 		if ctx.Err() == nil {
-			m.log.Error("watch PID 1", "sandbox", b.id, "err", err)
+			m.log.ErrorContext(ctx, "watch PID 1", "sandbox", b.id, "err", err)
 		}
 		return
 	}
@@ -61,7 +61,7 @@ func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 func (m *Manager) record(ctx context.Context, e sandbox.Event) {
 	e.Time = time.Now().UTC()
 	if _, err := m.state.AppendEvent(ctx, e); err != nil && ctx.Err() == nil {
-		m.log.Warn("write event", "type", e.Type, "sandbox", e.Sandbox, "err", err)
+		m.log.WarnContext(ctx, "write event", "type", e.Type, "sandbox", e.Sandbox, "err", err)
 	}
 }
 

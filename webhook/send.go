@@ -113,7 +113,7 @@ func (d *Desk) send(ctx context.Context, w sandbox.Webhook, m sandbox.WebhookMes
 	r.Status, r.TookMS, r.OK = status, time.Since(begin).Milliseconds(), err == nil
 	if err != nil {
 		r.Error = inWords(err)
-		d.log.Debug("a webhook was not told", "webhook", w.ID, "event", m.ID, "err", err)
+		d.log.DebugContext(ctx, "a webhook was not told", "webhook", w.ID, "event", m.ID, "err", err)
 	}
 	return r
 }

@@ -42,6 +42,10 @@ func requestOf(ctx context.Context) *request {
 	return &request{}
 }
 
+// RequestID returns what the answer calls the request a context belongs to;
+// empty for one that came through no server.
+func RequestID(ctx context.Context) string { return requestOf(ctx).id }
+
 // bodyRead lifts the deadline on reading the body.
 func (r *request) bodyRead() {
 	if r.w != nil {

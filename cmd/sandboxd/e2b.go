@@ -88,10 +88,10 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
-	log.Info("clients of the E2B SDK are served", "listen", ln.Addr().String(), "domain", c.E2B.Domain)
+	log.InfoContext(ctx, "clients of the E2B SDK are served", "listen", ln.Addr().String(), "domain", c.E2B.Domain)
 	go func() {
 		if err := d.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("clients of the E2B SDK are served no more: restart the daemon", "err", err)
+			log.ErrorContext(ctx, "clients of the E2B SDK are served no more: restart the daemon", "err", err)
 		}
 	}()
 	return d, nil

@@ -65,10 +65,10 @@ func startIngress(ctx context.Context, c config, in *ingress.Ingress, log *slog.
 	if err != nil {
 		return fmt.Errorf("network.ingress_listen: %w", err)
 	}
-	log.Info("host names lead to sandboxes", "listen", ln.Addr().String(), "domain", c.Network.Domain)
+	log.InfoContext(ctx, "host names lead to sandboxes", "listen", ln.Addr().String(), "domain", c.Network.Domain)
 	go func() {
 		if err := in.Serve(ln); err != nil {
-			log.Error("host names lead nowhere any more: restart the daemon", "err", err)
+			log.ErrorContext(ctx, "host names lead nowhere any more: restart the daemon", "err", err)
 		}
 	}()
 	return nil

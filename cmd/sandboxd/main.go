@@ -179,15 +179,3 @@ func (c *config) override(f config) {
 		}
 	}
 }
-
-func newLogger(c config) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
-		return nil, fmt.Errorf("log_level %q: use debug, info, warn or error", c.LogLevel)
-	}
-	opts := &slog.HandlerOptions{Level: level}
-	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, opts)), nil
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, opts)), nil
-}

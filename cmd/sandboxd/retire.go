@@ -37,6 +37,6 @@ func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
 	if err := errors.Join(both.close(end), m.Close(end)); err != nil {
 		return err
 	}
-	log.Info("every sandbox is stopped")
+	log.InfoContext(ctx, "every sandbox is stopped")
 	return parts.network.Uninstall()
 }

@@ -139,9 +139,9 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		Office: office, Audit: journal, Watcher: watcher{parts.telemetry}, Metrics: parts.telemetry.metrics.Handler(),
 	})
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		log.Warn("tell systemd that sandboxd is ready", "err", err)
+		log.WarnContext(ctx, "tell systemd that sandboxd is ready", "err", err)
 	}
-	log.Info("ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
+	log.InfoContext(ctx, "ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
 	serveErr := serveAll(ctx, handler, lns)
 	in.Close()
 
@@ -149,10 +149,10 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if stopSandboxes {
-		log.Info("stopping every sandbox")
+		log.InfoContext(ctx, "stopping every sandbox")
 		serveErr = errors.Join(serveErr, m.StopAll(end, "daemon"), both.stopAll(end))
 	}
-	log.Info("ended; sandboxes that run go on", "stopped_sandboxes", stopSandboxes)
+	log.InfoContext(ctx, "ended; sandboxes that run go on", "stopped_sandboxes", stopSandboxes)
 	return errors.Join(serveErr, both.close(end), m.Close(end))
 }
 

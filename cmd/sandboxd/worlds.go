@@ -254,7 +254,7 @@ func (w *worlds) production(ctx context.Context) (lab.World, error) {
 			w.far, w.farDB, w.opened = nil, nil, closers{}
 			return lab.World{}, err
 		}
-		w.log.Info("the production world is open", "database", w.database())
+		w.log.InfoContext(ctx, "the production world is open", "database", w.database())
 	}
 	return lab.World{Rows: w.farDB, Sandboxes: w.far}, nil
 }
