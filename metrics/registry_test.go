@@ -17,7 +17,7 @@ import (
 // stocked is a registry that reads something of everything.
 func stocked(read func(*Reading)) *Registry {
 	reg := New(Config{
-		Version: "v1.2.3", Works: []string{"create", "destroy"},
+		Version: "v1.2.3", Works: []string{"create", "exec", "reset", "destroy"},
 		Read: func(context.Context) (Reading, error) {
 			r := Reading{
 				Worlds: []World{{
