@@ -3,6 +3,8 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -32,7 +35,9 @@ type Client struct {
 	ws   *http.Client // for streams, whose connections are used once: without large buffers
 	// patience is how long a process stream tries to find the daemon again.
 	patience time.Duration
-	retries  int // see WithRetries
+	retries  int    // see WithRetries
+	key      string // see WithKey
+	trust    *x509.CertPool
 }
 
 // Option changes a Client.
@@ -41,6 +46,19 @@ type Option func(*Client)
 // WithPatience sets how long a broken process stream tries to come back
 // before it gives up; 0 means not at all. The default is a minute.
 func WithPatience(d time.Duration) Option { return func(c *Client) { c.patience = d } }
+
+// WithKey sends an API key with every request. Over http:// it would go in
+// the clear: New refuses that but for loopback addresses.
+func WithKey(key string) Option { return func(c *Client) { c.key = strings.TrimSpace(key) } }
+
+// WithAuthority makes the client trust servers whose certificates the
+// authorities of a PEM file signed, and no others ('sandboxd tls init').
+func WithAuthority(pem []byte) Option {
+	return func(c *Client) {
+		c.trust = x509.NewCertPool()
+		c.trust.AppendCertsFromPEM(pem)
+	}
+}
 
 // New returns a client of the daemon at host: unix:///path/of.sock, or
 // http://… or https://…. An empty host means DefaultHost. Nothing is
@@ -72,13 +90,33 @@ func New(host string, opts ...Option) (*Client, error) {
 	default:
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_host", "host %.200q: use unix:///path/of.sock, http://name:port or https://name:port", host)
 	}
-	small := tr.Clone()
-	small.ReadBufferSize, small.WriteBufferSize, small.DisableKeepAlives = 4<<10, 4<<10, true
-	c.ws = &http.Client{Transport: small}
 	for _, o := range opts {
 		o(c)
 	}
+	if err := c.secure(u, tr); err != nil {
+		return nil, err
+	}
+	small := tr.Clone()
+	small.ReadBufferSize, small.WriteBufferSize, small.DisableKeepAlives = 4<<10, 4<<10, true
+	c.ws = &http.Client{Transport: small}
 	return c, nil
+}
+
+// secure sets up TLS, and refuses what would give the key away.
+func (c *Client) secure(u *url.URL, tr *http.Transport) error {
+	if c.trust != nil {
+		if c.trust.Equal(x509.NewCertPool()) {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_ca", "the file of authorities holds no certificate in PEM form: give the ca.pem of the daemon's 'sandboxd tls init'")
+		}
+		tr.TLSClientConfig = &tls.Config{RootCAs: c.trust, MinVersion: tls.VersionTLS12}
+	}
+	if c.key == "" || u.Scheme != "http" {
+		return nil
+	}
+	if a, err := netip.ParseAddr(u.Hostname()); u.Hostname() == "localhost" || err == nil && a.IsLoopback() {
+		return nil
+	}
+	return sandbox.Errorf(sandbox.ErrInvalid, "insecure_host", "host %.200q: the API key would go over the network in the clear: use https://", c.host)
 }
 
 // Host returns where the client connects.
@@ -111,6 +149,7 @@ func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Durati
 		return nil, 0, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
 	}
 	maps.Copy(req.Header, in.header)
+	c.sign(req.Header)
 	roundTrip := c.http.Do
 	if in.short && c.unix != nil {
 		roundTrip = c.unix.roundTrip
@@ -126,6 +165,13 @@ func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Durati
 	return resp, 0, nil
 }
 
+// sign adds the key.
+func (c *Client) sign(h http.Header) {
+	if c.key != "" {
+		h.Set("Authorization", "Bearer "+c.key)
+	}
+}
+
 // unreachable says that the daemon does not answer, and what to do.
 func (c *Client) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -134,6 +180,9 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	next := "is it running? 'systemctl start sandboxd', or 'sandboxd' as root, starts it"
 	if strings.Contains(err.Error(), "permission denied") {
 		next = "may you use the socket? join its group, or be root"
+	}
+	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
+		next = "give the ca.pem of the daemon's 'sandboxd tls init' with --ca or SANDBOXD_CA"
 	}
 	return &sandbox.Error{
 		Class: sandbox.ErrUnavailable, Code: "daemon_unreachable", Cause: err,

@@ -60,6 +60,7 @@ func (c *Client) DialPort(ctx context.Context, ref string, port int) (net.Conn, 
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", api.UpgradePort)
+	c.sign(req.Header)
 	conn, err := c.connect(ctx, req.URL)
 	if err != nil {
 		return nil, c.unreachable(ctx, err)
@@ -94,7 +95,7 @@ func (c *Client) connect(ctx context.Context, u *url.URL) (net.Conn, error) {
 	if u.Port() == "" {
 		address = net.JoinHostPort(u.Hostname(), "443")
 	}
-	t := tls.Dialer{NetDialer: d, Config: &tls.Config{NextProtos: []string{"http/1.1"}}}
+	t := tls.Dialer{NetDialer: d, Config: &tls.Config{NextProtos: []string{"http/1.1"}, RootCAs: c.trust, MinVersion: tls.VersionTLS12}}
 	return t.DialContext(ctx, "tcp", address)
 }
 

@@ -79,6 +79,12 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values, h http.Hea
 	if len(q) > 0 {
 		target += "?" + q.Encode()
 	}
+	if c.key != "" {
+		if h = h.Clone(); h == nil {
+			h = http.Header{}
+		}
+		c.sign(h)
+	}
 	ws, resp, err := websocket.Dial(ctx, target, &websocket.DialOptions{HTTPClient: c.ws, HTTPHeader: h, CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {

@@ -36,6 +36,8 @@ type cli struct {
 	getenv func(string) string
 
 	host   string // flag --host
+	key    string // flag --key-file
+	ca     string // flag --ca
 	output string // flag --output
 	world  string // flag --world, of commands that have it
 
@@ -189,7 +191,11 @@ func (c *cli) client() (*client.Client, error) {
 	if host == "" {
 		host = c.getenv("SANDBOX_HOST")
 	}
-	cl, err := client.New(host)
+	opts, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	cl, err := client.New(host, opts...)
 	switch {
 	case err != nil || c.world == "" || c.world == "lab":
 		return cl, err
@@ -197,6 +203,32 @@ func (c *cli) client() (*client.Client, error) {
 		return cl.InProduction(), nil
 	}
 	return nil, usage("--world %q: use lab or production", c.world)
+}
+
+// credentials are the API key and the authority to trust that the flags or
+// the environment name.
+func (c *cli) credentials() (opts []client.Option, err error) {
+	key := c.getenv("SANDBOXD_KEY")
+	if c.key != "" {
+		if key, err = c.readSecret(c.key); err != nil {
+			return nil, err
+		}
+	}
+	if key != "" {
+		opts = append(opts, client.WithKey(key))
+	}
+	ca := c.ca
+	if ca == "" {
+		ca = c.getenv("SANDBOXD_CA")
+	}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_ca", "read the authority to trust (--ca, SANDBOXD_CA): %w", err)
+		}
+		opts = append(opts, client.WithAuthority(pem))
+	}
+	return opts, nil
 }
 
 // plain replaces what could steer a terminal: details quote names that come
@@ -262,6 +294,8 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
 	f := root.PersistentFlags()
+	f.StringVar(&c.key, "key-file", "", "read the API key from this file (default: the key itself in $SANDBOXD_KEY)")
+	f.StringVar(&c.ca, "ca", "", "trust the authority in this PEM file, and no other, for https:// (default $SANDBOXD_CA)")
 	f.StringVar(&c.host, "host", "", "where the daemon listens: unix:///path or http(s)://host:port (default $SANDBOX_HOST, else "+client.DefaultHost+")")
 	f.StringVarP(&c.output, "output", "o", "table", "table, json or yaml")
 	root.AddGroup(
@@ -283,7 +317,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	add("look", append(look, c.netCmd())...)
 	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd(), c.secretCmd())
 	add("lab", c.projectCmd())
-	add("host", c.operationCmd(), c.webhookCmd(), c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
+	add("host", c.operationCmd(), c.keyCmd(), c.ownerCmd(), c.auditCmd(), c.whoamiCmd(), c.webhookCmd(), c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch c.output {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/api/server/servertest"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -35,8 +36,10 @@ func newWorld(t *testing.T) *world {
 	w.host = "unix://" + sock
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	office, audit, _ := servertest.NewOffice(access.Config{Self: uint32(os.Geteuid())})
+	t.Cleanup(func() { _ = audit.Close() })
 	h := server.New(server.Config{
-		Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler), Lab: servertest.NewLab(), Production: func() server.Manager { return w.far },
+		Office: office, Audit: audit, Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler), Lab: servertest.NewLab(), Production: func() server.Manager { return w.far },
 	})
 	go func() { done <- server.Serve(ctx, ln, h) }()
 	t.Cleanup(func() {
