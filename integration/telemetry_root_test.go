@@ -3,13 +3,16 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -86,6 +89,38 @@ func TestMetrics(t *testing.T) {
 	} {
 		if n := after(series); n <= 0 && series != `sandboxd_images{world="lab"}` {
 			t.Errorf("%s is %g", series, n)
+		}
+	}
+}
+
+// TestTraces: a create's parts reach the collector below its request, which is
+// below what the caller named.
+func TestTraces(t *testing.T) {
+	var mu sync.Mutex
+	var got []byte // of all exports: the names in them are plain text
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, b...)
+	}))
+	defer collector.Close()
+	d := install(t, "telemetry: {otlp_endpoint: \""+collector.URL+"\"}\n")
+	sb := d.create(t, sandbox.Spec{})
+	d.sh(t, string(sb.ID), "true")
+	if _, err := d.Remove(t.Context(), string(sb.ID)); err != nil {
+		t.Fatal(err)
+	}
+	d.stop() // sends what waits
+	d.start()
+	mu.Lock()
+	defer mu.Unlock()
+	for _, span := range []string{"create-sandbox", "create.plan", "create.root", "create.configure", "create.row", "exec", "destroy", "sandboxd.request_id"} {
+		if !bytes.Contains(got, []byte(span)) {
+			t.Errorf("the collector heard nothing of %s", span)
 		}
 	}
 }
