@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -124,7 +126,11 @@ func (m *Manager) ImportSnapshot(ctx context.Context, name, actor string, r io.R
 	if err != nil {
 		return s, err
 	}
-	if s, err = m.unpackRecord(c); err != nil {
+	host, err := m.state.Image(ctx, HostImage)
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return s, err
+	}
+	if s, err = m.unpackRecord(c, host.Layers); err != nil {
 		return s, err
 	}
 	s.Name, s.Owner = first(name, s.Name), actor
@@ -148,9 +154,11 @@ func badArchive(format string, args ...any) error {
 	return sandbox.Errorf(sandbox.ErrInvalid, "snapshot_bad_archive", "this is no archive of a snapshot: "+format, args...)
 }
 
-// importCarried takes the layers in and returns the record.
+// importCarried takes the layers in and returns the record, with those layers
+// that came.
 func (m *Manager) importCarried(ctx context.Context, r io.Reader) (c carried, err error) {
 	tr := tar.NewReader(r)
+	came := map[string]bool{}
 	for {
 		hdr, err := tr.Next()
 		switch {
@@ -160,7 +168,9 @@ func (m *Manager) importCarried(ctx context.Context, r io.Reader) (c carried, er
 			return c, badArchive("%w", err)
 		}
 		if hdr.Name == carriedRecord {
-			return c, readRecord(tr, hdr.Size, &c)
+			err := readRecord(tr, hdr.Size, &c)
+			maps.DeleteFunc(c.Layers, func(_, diffID string) bool { return !came[diffID] })
+			return c, err
 		}
 		_, diffID, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(hdr.Name, carriedLayers), ".tar"), "-")
 		if !ok || hdr.Typeflag != tar.TypeReg || !strings.HasPrefix(hdr.Name, carriedLayers) {
@@ -169,6 +179,7 @@ func (m *Manager) importCarried(ctx context.Context, r io.Reader) (c carried, er
 		if _, err := m.roots.ImportLayer(ctx, diffID, tr); err != nil {
 			return c, err
 		}
+		came[diffID] = true
 	}
 }
 
@@ -191,7 +202,9 @@ func readRecord(r io.Reader, size int64, c *carried) error {
 
 // unpackRecord makes the record one of this host: layers have other names
 // here, and nothing else in it is believed but what a caller may say as well.
-func (m *Manager) unpackRecord(c carried) (sandbox.Snapshot, error) {
+// Of this host's own layers it may name those of the host's image: others may
+// be another owner's files.
+func (m *Manager) unpackRecord(c carried, home []string) (sandbox.Snapshot, error) {
 	from := c.Snapshot
 	if err := from.Spec.Validate(); err != nil {
 		return from, err
@@ -205,7 +218,8 @@ func (m *Manager) unpackRecord(c carried) (sandbox.Snapshot, error) {
 	here := func(layers []string) ([]string, error) {
 		out := make([]string, len(layers))
 		for i, l := range layers {
-			if out[i] = first(c.Layers[l], l); m.roots.HasLayer(out[i]) {
+			out[i] = first(c.Layers[l], l)
+			if (c.Layers[l] != "" || slices.Contains(home, l)) && m.roots.HasLayer(out[i]) {
 				continue
 			}
 			if from.Image.Kind == sandbox.ImageHost {

@@ -36,7 +36,7 @@ const (
 // changes, and stays when its sandbox is gone.
 type Snapshot struct {
 	ID        SnapshotID   `json:"id"`
-	Name      string       `json:"name,omitempty" doc:"Unique among snapshots; empty for none."`
+	Name      string       `json:"name,omitempty" doc:"Unique among the snapshots of one owner; empty for none."`
 	Owner     string       `json:"owner,omitempty"`
 	Kind      SnapshotKind `json:"kind" enum:"manual,fork,auto,scheduled"`
 	Sandbox   ID           `json:"sandbox,omitempty" doc:"Whose files these are; empty of an imported one."`
@@ -61,7 +61,7 @@ type SnapshotFilter struct {
 
 // SnapshotRequest asks for a snapshot of a sandbox.
 type SnapshotRequest struct {
-	Name    string       `json:"name,omitempty" maxLength:"63" doc:"Unique among snapshots; empty for none."`
+	Name    string       `json:"name,omitempty" maxLength:"63" doc:"Unique among the snapshots of one owner; empty for none."`
 	Comment string       `json:"comment,omitempty" maxLength:"1024" doc:"For people."`
 	Sync    bool         `json:"sync,omitempty" doc:"Return only when it is on disk and survives a power cut."`
 	Kind    SnapshotKind `json:"-"`

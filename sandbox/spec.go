@@ -11,7 +11,7 @@ import (
 // Spec is what a caller asks for. Zero values mean the daemon's defaults,
 // which are filled in before the spec is stored.
 type Spec struct {
-	Name               string            `json:"name,omitempty" maxLength:"63" doc:"Unique among living sandboxes; empty for none."`
+	Name               string            `json:"name,omitempty" maxLength:"63" doc:"Unique among the living sandboxes of one owner; empty for none."`
 	Image              string            `json:"image,omitempty" maxLength:"512" doc:"Image name; empty means the daemon's default."`
 	ImageDigest        string            `json:"image_digest,omitempty" maxLength:"80" doc:"Content of the image; when given it must match, and in a record it tells what was used."`
 	Snapshot           SnapshotID        `json:"snapshot,omitempty" maxLength:"14" doc:"Begin with the files of this snapshot, on the image it was taken of; image must be empty or that one."`
