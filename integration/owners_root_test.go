@@ -143,7 +143,9 @@ func TestOwnersAreApart(t *testing.T) {
 		{"DELETE", "/v1/snapshots/SNAP", ""},
 		{"DELETE", "/v1/sandboxes/BOX", ""},
 	} {
-		fill := func(text, box, snap string) string { return strings.NewReplacer("BOX", box, "SNAP", snap).Replace(text) }
+		fill := func(text, box, snap string) string {
+			return strings.NewReplacer("BOX", box, "SNAP", snap).Replace(text)
+		}
 		blank := func(s, box, snap string) string {
 			return strings.NewReplacer(box, "BOX", snap, "SNAP").Replace(s)
 		}
