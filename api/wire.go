@@ -80,6 +80,11 @@ type VolumeList struct {
 	Next  string           `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
+// SandboxTemplateList lists templates of sandboxes by name.
+type SandboxTemplateList struct {
+	Items []sandbox.BaseTemplate `json:"items"`
+}
+
 // SecretList lists the secrets by name, without their values.
 type SecretList struct {
 	Items []sandbox.Secret `json:"items"`

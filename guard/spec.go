@@ -54,6 +54,11 @@ func (g *Manager) amend(ctx context.Context, a *asker, q access.Quota, s *sandbo
 func (g *Manager) amendSource(ctx context.Context, a *asker, s *sandbox.Spec) error {
 	if s.Snapshot != "" {
 		snap, err := g.rows.OwnSnapshot(ctx, a.Owner, string(s.Snapshot))
+		if err != nil {
+			if of, ok := g.shared(ctx, a, string(s.Snapshot)); ok {
+				snap, err = of, nil
+			}
+		}
 		s.Snapshot = snap.ID
 		return err
 	}

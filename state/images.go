@@ -224,7 +224,7 @@ func writeStatements() []string {
 func readStatements() []string {
 	return []string{
 		sqlByPrefix, sqlOwnByPrefix, sqlLiving, sqlEvents, sqlEventsOf, sqlImages, sqlImageOf, sqlLayers, sqlProcesses, sqlLastEvent,
-		sqlVolumes, sqlVolumeUsers, sqlSecrets,
+		sqlVolumes, sqlVolumeUsers, sqlSecrets, sqlTemplates,
 		sqlSnapshotPrefix, sqlSnapshots, sqlLostSnapshots, sqlSchedules,
 		sqlCounts, sqlEventTypes,
 		sqlOwnSnapshotPrefix, sqlOwnSnapshots, sqlOwnSchedules, sqlOwnPorts, sqlOwnEvents,

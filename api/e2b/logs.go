@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"encoding/json"
 	"maps"
 	"net/http"
 	"net/url"
@@ -27,7 +28,8 @@ type logEntry struct {
 	Fields    map[string]string `json:"fields"`
 }
 
-// logs tells what happened to a sandbox, oldest first: its events.
+// logs tells what happened to a sandbox, oldest first: its events. Each line
+// is an object of JSON, which E2B's command line takes apart.
 func (s *Server) logs(_ http.ResponseWriter, r *http.Request, _ string) (int, any, error) {
 	entries, err := s.entries(r, "start", false)
 	if err != nil {
@@ -35,7 +37,13 @@ func (s *Server) logs(_ http.ResponseWriter, r *http.Request, _ string) (int, an
 	}
 	lines := make([]logLine, len(entries))
 	for i, e := range entries {
-		lines[i] = logLine{e.Timestamp, strings.TrimSpace(e.Message + " " + fieldsText(e.Fields))}
+		line := map[string]string{"level": e.Level, "logger": "sandboxd", "message": e.Message}
+		maps.Copy(line, e.Fields)
+		text, err := json.Marshal(line)
+		if err != nil {
+			return 0, nil, err
+		}
+		lines[i] = logLine{e.Timestamp, string(text)}
 	}
 	return http.StatusOK, map[string]any{"logs": lines, "logEntries": entries}, nil
 }

@@ -29,6 +29,11 @@ type Manager interface {
 	RemoveSnapshot(ctx context.Context, ref, actor string) (sandbox.Snapshot, error)
 	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error)
 
+	SetTemplate(ctx context.Context, req sandbox.TemplateRequest) (sandbox.BaseTemplate, error)
+	Template(ctx context.Context, name, actor string) (sandbox.BaseTemplate, error)
+	Templates(ctx context.Context, actor string) ([]sandbox.BaseTemplate, error)
+	RemoveTemplate(ctx context.Context, name, actor string) error
+
 	Images(ctx context.Context) ([]sandbox.Image, error)
 	Image(ctx context.Context, name string) (sandbox.Image, error)
 	Events(ctx context.Context, after int64, ref string, limit int) ([]sandbox.Event, error)

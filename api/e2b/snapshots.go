@@ -3,6 +3,7 @@ package e2b
 import (
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -26,27 +27,40 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request, actor string) 
 		return 0, nil, err
 	}
 	if req.Name != "" {
-		if err := sandbox.ValidateName(req.Name); err != nil {
+		req.Name = strings.TrimSuffix(req.Name, ":default")
+		if err := sandbox.ValidateTemplateName(req.Name); err != nil {
 			return 0, nil, err
 		}
 	}
-	snap, err := s.m.Snapshot(r.Context(), string(box.ID), sandbox.SnapshotRequest{Name: req.Name, Kind: sandbox.SnapshotManual, Sync: true, Actor: actor})
+	snap, err := s.m.Snapshot(r.Context(), string(box.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotManual, Sync: true, Actor: actor})
 	if err != nil {
 		return 0, nil, gone(err)
 	}
-	return http.StatusCreated, infoOf(snap), nil
+	info := infoOf(snap, nil)
+	if req.Name == "" {
+		return http.StatusCreated, info, nil
+	}
+	_, err = s.m.SetTemplate(r.Context(), sandbox.TemplateRequest{Name: req.Name, Source: string(snap.ID), Limits: box.Spec.Limits, Private: true, Actor: actor})
+	info.Names = append(info.Names, req.Name)
+	return http.StatusCreated, info, err
 }
 
-func infoOf(snap sandbox.Snapshot) snapshotInfo {
+// infoOf is a snapshot with the names it has, of its own and as a template.
+func infoOf(snap sandbox.Snapshot, named []sandbox.BaseTemplate) snapshotInfo {
 	info := snapshotInfo{SnapshotID: string(snap.ID), Names: []string{}}
 	if snap.Name != "" {
 		info.Names = append(info.Names, snap.Name)
+	}
+	for _, t := range named {
+		if t.Snapshot == snap.ID && t.Name != snap.Name {
+			info.Names = append(info.Names, t.Name)
+		}
 	}
 	return info
 }
 
 // listSnapshots is one page of those that were asked for, newest first.
-func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, _ string) (int, any, error) {
+func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, actor string) (int, any, error) {
 	q := r.URL.Query()
 	limit, err := pageSize(q)
 	if err != nil {
@@ -63,9 +77,13 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, _ string)
 	if err != nil {
 		return 0, nil, err
 	}
+	named, err := s.m.Templates(r.Context(), actor)
+	if err != nil {
+		return 0, nil, err
+	}
 	out := []snapshotInfo{}
 	for _, snap := range all {
-		if info := infoOf(snap); q.Get("name") == "" || slices.Contains(info.Names, q.Get("name")) {
+		if info := infoOf(snap, named); q.Get("name") == "" || slices.Contains(info.Names, q.Get("name")) {
 			out = append(out, info)
 		}
 	}

@@ -19,6 +19,7 @@ type Manager interface {
 	Builds
 	Volumes
 	Secrets
+	Templates
 	Webhooks
 	Ports
 	Events

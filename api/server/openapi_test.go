@@ -41,6 +41,7 @@ var routes = []string{
 	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
 	"GET /v1/operations", "GET /v1/operations/{operation}", "DELETE /v1/operations/{operation}",
 	"POST /v1/images/build", "GET /v1/build-cache", "DELETE /v1/build-cache",
+	"GET /v1/templates", "PUT /v1/templates/{name}", "GET /v1/templates/{name}", "DELETE /v1/templates/{name}",
 	"GET /v1/volumes", "POST /v1/volumes", "GET /v1/volumes/{name}", "PATCH /v1/volumes/{name}", "DELETE /v1/volumes/{name}",
 	"GET /v1/secrets", "PUT /v1/secrets/{name}", "DELETE /v1/secrets/{name}",
 	"GET /v1/webhooks", "POST /v1/webhooks", "GET /v1/webhooks/{webhook}", "DELETE /v1/webhooks/{webhook}",

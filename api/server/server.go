@@ -111,6 +111,7 @@ func (s *server) routes() {
 	s.operationRoutes()
 	s.volumeRoutes()
 	s.secretRoutes()
+	s.templateRoutes()
 	s.webhookRoutes()
 	s.networkRoutes()
 	s.portRoutes()

@@ -315,7 +315,7 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	look := []*cobra.Command{c.lsCmd(), c.inspectCmd(), c.logsCmd(), c.psCmd(), c.statsCmd(), c.topCmd(), c.usageCmd(), c.costCmd(), c.revenueCmd(), c.budgetCmd(), c.eventsCmd()}
 	c.addWorld(look...)
 	add("look", append(look, c.netCmd())...)
-	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.volumeCmd(), c.secretCmd())
+	add("files", c.cpCmd(), c.filesCmd(), c.imageCmd(), c.templateCmd(), c.volumeCmd(), c.secretCmd())
 	add("lab", c.projectCmd())
 	add("host", c.operationCmd(), c.keyCmd(), c.ownerCmd(), c.auditCmd(), c.whoamiCmd(), c.webhookCmd(), c.doctorCmd(), c.poolCmd(), c.versionCmd(), c.completionCmd(root))
 	root.AddCommand(c.manCmd(root))

@@ -22,6 +22,7 @@ type Memory struct {
 	snapshots []sandbox.Snapshot // newest first
 	volumes   []sandbox.Volume
 	secrets   []sandbox.Secret
+	templates []sandbox.BaseTemplate
 	webhooks  []sandbox.Webhook
 	schedules []sandbox.Schedule
 	ports     []sandbox.Port
