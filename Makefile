@@ -102,13 +102,22 @@ sdk: sdk/js/node_modules ## write the types of the JavaScript client from the da
 sdk/js/node_modules: sdk/js/package-lock.json
 	cd sdk/js && npm ci --no-audit --no-fund --ignore-scripts && touch node_modules
 
+# The SDK and the command line of E2B, pinned, for integration.TestE2B; without
+# npm that test is skipped.
+.PHONY: deps-e2b
+deps-e2b:
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory integration/e2b/node_modules; else echo 'no npm: TestE2B will be skipped'; fi
+
+integration/e2b/node_modules: integration/e2b/package-lock.json
+	cd integration/e2b && npm ci --silent --no-audit --no-fund --ignore-scripts && touch node_modules
+
 .PHONY: test-unit
 test-unit: build $(TOOLS)/gotestsum ## tests that need neither root nor a particular kernel
 	@mkdir -p $(OUT); echo '== test-unit'
 	@$(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/unit.json -- -timeout 10m -run '$(RUN)' $(PKG)
 
 .PHONY: test-root
-test-root: build deps-run deps-test $(TOOLS)/gotestsum ## tests that need root, on this machine, in namespaces of their own
+test-root: build deps-run deps-test deps-e2b $(TOOLS)/gotestsum ## tests that need root, on this machine, in namespaces of their own
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root needs root; make test-vm runs the same tests in a VM' >&2; exit 1; }
 	@mkdir -p $(OUT); echo '== test-root'
 	@SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
