@@ -26,6 +26,7 @@ type backend struct {
 	images   []sandbox.Image
 	webhooks []sandbox.Webhook
 	budgets  []cost.BudgetState
+	named    []sandbox.BaseTemplate
 	create   func(context.Context, sandbox.CreateRequest) (sandbox.Sandbox, error)
 }
 
@@ -58,6 +59,14 @@ func (b *backend) Webhook(_ context.Context, id string) (sandbox.Webhook, error)
 		}
 	}
 	return sandbox.Webhook{}, noWebhook(id)
+}
+
+func (b *backend) Templates(context.Context, string) ([]sandbox.BaseTemplate, error) {
+	return b.named, nil
+}
+
+func (b *backend) SetTemplate(_ context.Context, req sandbox.TemplateRequest) (sandbox.BaseTemplate, error) {
+	return sandbox.BaseTemplate{Name: req.Name, Owner: req.Actor, Private: req.Private, Image: req.Source}, nil
 }
 
 func (b *backend) Budgets(context.Context) ([]cost.BudgetState, error) { return b.budgets, nil }
@@ -218,7 +227,10 @@ func calls() map[string]call {
 			return err
 		}),
 		"Sandbox": look("sandbox", func(w *town, ctx context.Context, ref string) error { return drop(w.Sandbox(ctx, ref)) }),
-		"List":    none, "Images": none, "Volumes": none, "Secrets": none, "Webhooks": none, "Prices": none, "Budgets": none, "Subscribe": none,
+		"List":    none, "Images": none, "Volumes": none, "Secrets": none,
+		// The name is looked up under its owner's.
+		"Templates": none, "Template": none, "SetTemplate": none, "RemoveTemplate": none,
+		"Webhooks": none, "Prices": none, "Budgets": none, "Subscribe": none,
 		"Doctor": none, "Pool": none, "BuildCache": none, "PruneBuildCache": none, "PruneImages": none, "PullImage": none, "PushImage": none,
 		"CreateVolume": none, "SetSecret": none, "CreateWebhook": none, "ImportSnapshot": none,
 		"Pause": act((*Manager).Pause), "Resume": act((*Manager).Resume), "Stop": act((*Manager).Stop), "Start": act((*Manager).Start),
