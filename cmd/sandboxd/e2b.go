@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/e2b"
+	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/guard"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -31,11 +32,8 @@ type e2bConfig struct {
 func (c e2bConfig) check() (errs []error) {
 	if c.Listen != "" {
 		at, err := netip.ParseAddrPort(c.Listen)
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("e2b.listen %q: use ADDRESS:PORT, as 127.0.0.1:3000", c.Listen))
-		case !at.Addr().IsLoopback():
-			errs = append(errs, fmt.Errorf("e2b.listen %q: keys would go over the wire in the clear; use a loopback address", c.Listen))
+		if err != nil || at.Port() == 0 {
+			errs = append(errs, fmt.Errorf("e2b.listen %q: use ADDRESS:PORT, as 127.0.0.1:3000; other than loopback addresses need tls_cert and tls_key", c.Listen))
 		}
 	}
 	if c.Domain == "" {
@@ -74,7 +72,7 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 	if err != nil {
 		return nil, err
 	}
-	ln, err := net.Listen("tcp", c.E2B.Listen)
+	ln, err := listenE2B(c, log)
 	if err != nil {
 		return nil, fmt.Errorf("e2b.listen: %w", err)
 	}
@@ -95,6 +93,23 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 		}
 	}()
 	return d, nil
+}
+
+// listenE2B listens in plain HTTP on a loopback address, elsewhere with TLS:
+// keys must not go over a wire in the clear.
+func listenE2B(c config, log *slog.Logger) (net.Listener, error) {
+	at, err := netip.ParseAddrPort(c.E2B.Listen)
+	if err != nil {
+		return nil, err
+	}
+	if !at.Addr().IsLoopback() {
+		return listenTLS(c, c.E2B.Listen, log)
+	}
+	ln, err := net.Listen("tcp", c.E2B.Listen)
+	if err != nil {
+		return nil, err
+	}
+	return server.Bounded(ln, c.Access.PerAddress, c.Access.Most), nil
 }
 
 // close lets short requests end; streams are cut, their commands go on.

@@ -80,7 +80,7 @@ Settings come from the built-in values, then the configuration file, then flags.
 	f.StringVar(&flags.CgroupRoot, "cgroup-parent", "", "cgroup under which sandboxes live (default /sandboxd)")
 	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", "", "text or json")
-	cmd.Flags().StringVar(&flags.E2B.Listen, "listen-e2b", "", "ADDRESS:PORT for clients of the E2B SDK; plain HTTP, so loopback only")
+	cmd.Flags().StringVar(&flags.E2B.Listen, "listen-e2b", "", "ADDRESS:PORT for clients of the E2B SDK: plain HTTP on loopback, TLS elsewhere")
 	cmd.Flags().BoolVar(&checkOnly, "check-config", false, "read and check the configuration, then exit")
 	cmd.Flags().BoolVar(&stopSandboxes, "stop-sandboxes", false, "on shutdown stop every sandbox (their filesystems stay) instead of leaving them running")
 	configured := func() (config, error) {
