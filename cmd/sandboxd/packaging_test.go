@@ -19,7 +19,7 @@ func TestPackagedConfig(t *testing.T) {
 	if c, err := parseConfig("as installed", b); err != nil || !cmp.Equal(c, builtinConfig(), compareConfig) {
 		t.Errorf("as installed: %+v, %v; want the built-in values", c, err)
 	}
-	setting := regexp.MustCompile(`(?m)^( *)#([a-z_]+:)`)
+	setting := regexp.MustCompile(`(?m)^( *)#([a-z0-9_]+:)`)
 	b = setting.ReplaceAll(b, []byte("$1$2"))
 	c, err := parseConfig("all in force", b)
 	if err != nil {
