@@ -98,6 +98,10 @@ func ValidateOwner(name string) error {
 	if !ownerForm.MatchString(name) {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_owner", "owner %.80q: use 1 to 63 of a-z, 0-9, '.', '_' and '-', with a letter or digit first", name)
 	}
+	// Images of uid:1000 are named own/uid-1000/…: nobody else may be called so.
+	if strings.HasPrefix(name, "uid-") {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_owner", "owner %.80q: names that begin with uid- are kept for users of this machine, who are written uid:N", name)
+	}
 	return nil
 }
 

@@ -220,6 +220,7 @@ func TestBadRequestsForKeys(t *testing.T) {
 		{KeyRequest{Owner: ""}, "invalid_owner"},
 		{KeyRequest{Owner: "uid:1000"}, "invalid_owner"},
 		{KeyRequest{Owner: "Alice"}, "invalid_owner"},
+		{KeyRequest{Owner: "uid-1000"}, "invalid_owner"},
 		{KeyRequest{Owner: "-a"}, "invalid_owner"},
 		{KeyRequest{Owner: "a/b"}, "invalid_owner"},
 		{KeyRequest{Owner: "a", Role: "king"}, "invalid_role"},

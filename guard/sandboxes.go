@@ -2,6 +2,8 @@ package guard
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -50,10 +52,15 @@ func finish[T any](ctx context.Context, release func(), do func(context.Context)
 	}
 	done := make(chan result, 1)
 	go func() {
-		defer release()
-		v, err := do(context.WithoutCancel(ctx))
-		release() // who hears of it may ask for the next at once
-		done <- result{v, err}
+		var r result
+		defer func() {
+			if p := recover(); p != nil { // one failed request, as everywhere
+				r.err = fmt.Errorf("panic: %v: %s", p, debug.Stack())
+			}
+			release() // who hears of it may ask for the next at once
+			done <- r
+		}()
+		r.v, r.err = do(context.WithoutCancel(ctx))
 	}()
 	select {
 	case r := <-done:

@@ -118,12 +118,26 @@ func listenAll(c config, log *slog.Logger) ([]net.Listener, error) {
 	return all, nil
 }
 
-// listenTLS listens at an address for connections with TLS, bounded.
-func listenTLS(c config, at string, log *slog.Logger) (net.Listener, error) {
+// checkCertificate finds what listenTLS would not find or could not read.
+func (c config) checkCertificate() error {
+	if c.Listen == "" {
+		return nil
+	}
+	_, err := openCertificate(c, c.Listen, slog.New(slog.DiscardHandler))
+	return err
+}
+
+func openCertificate(c config, at string, log *slog.Logger) (*certs.Pair, error) {
 	pair, err := certs.Open(c.TLSCert, c.TLSKey, log)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen at %s: %w; nothing is served over TCP without TLS: run 'sandboxd tls init --host NAME' to make a certificate, or name yours with tls_cert and tls_key", at, err)
 	}
+	return pair, err
+}
+
+// listenTLS listens at an address for connections with TLS, bounded.
+func listenTLS(c config, at string, log *slog.Logger) (net.Listener, error) {
+	pair, err := openCertificate(c, at, log)
 	if err != nil {
 		return nil, err
 	}

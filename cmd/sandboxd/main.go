@@ -100,6 +100,9 @@ Settings come from the built-in values, then the configuration file, then flags.
 			return err
 		}
 		if checkOnly {
+			if err := c.checkCertificate(); err != nil {
+				return err
+			}
 			fmt.Fprintln(cmd.OutOrStdout(), "configuration is fine")
 			return nil
 		}
