@@ -67,6 +67,9 @@ func (d *daemon) e2bKey(t testing.TB) string {
 	if code != 0 || key == "" {
 		t.Fatalf("make a key: %d\n%s%s", code, out, errs)
 	}
+	if out, errs, code := d.cli(t, nil, "", "owner", "set", "alice", "--max-sandboxes", "50", "--max-cpus", "100", "--max-memory", "64g", "--max-disk", "500g", "--requests-per-minute", "100000"); code != 0 {
+		t.Fatalf("widen the quota: %d\n%s%s", code, out, errs)
+	}
 	return key
 }
 
