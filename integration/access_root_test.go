@@ -42,7 +42,7 @@ func TestAccess(t *testing.T) {
 		return strings.TrimSpace(out)
 	}
 	key := admin("key", "create", "alice", "--name", "test")
-	env := []string{"SANDBOX_HOST=https://" + at, "SANDBOXD_CA=" + filepath.Join(dir, "ca.pem"), "SANDBOXD_KEY=" + key}
+	env := []string{"SANDBOX_HOST=https://" + at, "SANDBOX_CA=" + filepath.Join(dir, "ca.pem"), "SANDBOX_KEY=" + key}
 	alice := func(args ...string) (string, error) {
 		cmd := exec.Command(program(t, "sandbox"), args...)
 		cmd.Env = append(os.Environ(), env...)

@@ -182,7 +182,7 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 		next = "may you use the socket? join its group, or be root"
 	}
 	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
-		next = "give the ca.pem of the daemon's 'sandboxd tls init' with --ca or SANDBOXD_CA"
+		next = "give the ca.pem of the daemon's 'sandboxd tls init' with --ca or SANDBOX_CA"
 	}
 	return &sandbox.Error{
 		Class: sandbox.ErrUnavailable, Code: "daemon_unreachable", Cause: err,

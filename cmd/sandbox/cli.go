@@ -208,7 +208,7 @@ func (c *cli) client() (*client.Client, error) {
 // credentials are the API key and the authority to trust that the flags or
 // the environment name.
 func (c *cli) credentials() (opts []client.Option, err error) {
-	key := c.getenv("SANDBOXD_KEY")
+	key := c.getenv("SANDBOX_KEY")
 	if c.key != "" {
 		if key, err = c.readSecret(c.key); err != nil {
 			return nil, err
@@ -219,12 +219,12 @@ func (c *cli) credentials() (opts []client.Option, err error) {
 	}
 	ca := c.ca
 	if ca == "" {
-		ca = c.getenv("SANDBOXD_CA")
+		ca = c.getenv("SANDBOX_CA")
 	}
 	if ca != "" {
 		pem, err := os.ReadFile(ca)
 		if err != nil {
-			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_ca", "read the authority to trust (--ca, SANDBOXD_CA): %w", err)
+			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_ca", "read the authority to trust (--ca, SANDBOX_CA): %w", err)
 		}
 		opts = append(opts, client.WithAuthority(pem))
 	}
@@ -294,8 +294,8 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
 	f := root.PersistentFlags()
-	f.StringVar(&c.key, "key-file", "", "read the API key from this file (default: the key itself in $SANDBOXD_KEY)")
-	f.StringVar(&c.ca, "ca", "", "trust the authority in this PEM file, and no other, for https:// (default $SANDBOXD_CA)")
+	f.StringVar(&c.key, "key-file", "", "read the API key from this file (default: the key itself in $SANDBOX_KEY)")
+	f.StringVar(&c.ca, "ca", "", "trust the authority in this PEM file, and no other, for https:// (default $SANDBOX_CA)")
 	f.StringVar(&c.host, "host", "", "where the daemon listens: unix:///path or http(s)://host:port (default $SANDBOX_HOST, else "+client.DefaultHost+")")
 	f.StringVarP(&c.output, "output", "o", "table", "table, json or yaml")
 	root.AddGroup(

@@ -45,7 +45,7 @@ func (c *cli) keyCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "key", Short: "Manage API keys: make, list, revoke",
 		Long: `An API key lets its holder use the daemon over TLS as its owner, with at most the
-owner's role. Give it as SANDBOXD_KEY, with SANDBOX_HOST=https://… and SANDBOXD_CA.
+owner's role. Give it as SANDBOX_KEY, with SANDBOX_HOST=https://… and SANDBOX_CA.
 Administrators alone manage keys; root on the daemon's machine is one.`,
 	}
 	cmd.AddCommand(c.keyCreateCmd(), c.keyLsCmd(), c.keyRevokeCmd())

@@ -59,7 +59,7 @@ addresses, and without --host for the machine's own name. Nothing is overwritten
 			out := cmd.OutOrStdout()
 			fmt.Fprintf(out, "made a certificate for %s\n\n", strings.Join(hosts, ", "))
 			fmt.Fprintf(out, "In the daemon's configuration:\n  listen: 0.0.0.0:7463\n  tls_cert: %s\n  tls_key: %s\n\n", in(certs.ServerFile), in(certs.ServerKeyFile))
-			_, err := fmt.Fprintf(out, "For clients: give them %s, and\n  SANDBOX_HOST=https://%s:7463 SANDBOXD_CA=ca.pem SANDBOXD_KEY=KEY sandbox ls\nwhere 'sandbox key create OWNER' on this machine makes a KEY.\n", in(certs.AuthorityFile), hosts[0])
+			_, err := fmt.Fprintf(out, "For clients: give them %s, and\n  SANDBOX_HOST=https://%s:7463 SANDBOX_CA=ca.pem SANDBOX_KEY=KEY sandbox ls\nwhere 'sandbox key create OWNER' on this machine makes a KEY.\n", in(certs.AuthorityFile), hosts[0])
 			return err
 		},
 	}
