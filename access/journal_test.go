@@ -49,7 +49,7 @@ func (l *ledger) counts() (rows, commits, lasting int) {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); !ok(); <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(what)
 		}

@@ -378,7 +378,7 @@ func TestUseIsWrittenOnceAMinute(t *testing.T) {
 	}
 	deadline := time.Now().Add(5 * time.Second)
 	for uses() < 3 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	if n := uses(); n != 3 {
 		t.Errorf("written %d times in 3 minutes", n)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// PreferAsync, in the header Prefer, has a long operation go on by itself: the
-// answer is the operation, at once (RFC 7240, 4.1).
+// PreferAsync is what the header Prefer has where a long operation is to go on
+// by itself: the answer is the operation, at once (RFC 7240, 4.1).
 const PreferAsync = "respond-async"
 
 // Operation is work that takes long. It goes on when whoever asked for it in

@@ -52,7 +52,7 @@ func asks(ctx context.Context, b *bench) (err error) {
 		_, _ = w.Write(answer) // the asker tells
 	})}
 	go func() { _ = srv.Serve(ln) }() // until it is closed
-	defer srv.Close()
+	defer func() { err = errors.Join(err, srv.Close()) }()
 
 	length := 2 * b.plan.netSlice
 	cs := func(do func(asker, context.Context) (float64, error)) []contestant {

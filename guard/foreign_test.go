@@ -114,7 +114,7 @@ func newTown(t *testing.T, q access.Quota) *town {
 	back := &backend{}
 	w := &town{db: db, back: back, refs: map[string]map[string][]string{}}
 	w.Manager = New(Config{Manager: back, Rows: db, Quotas: quotas{q}, Defaults: sandbox.Limits{CPUs: 1, MemoryBytes: 1 << 28, DiskBytes: 1 << 30}})
-	w.lab = w.Manager.Lab(nil)
+	w.lab = w.Lab(nil)
 	for _, owner := range []string{alice, bob} {
 		w.settle(t, owner)
 	}
@@ -392,8 +392,8 @@ func TestEveryMethodIsThoughtOf(t *testing.T) {
 	for typ, table := range map[reflect.Type]map[string]call{
 		reflect.TypeFor[server.Manager](): calls(), reflect.TypeFor[server.Lab](): labCalls(),
 	} {
-		for i := range typ.NumMethod() {
-			if name := typ.Method(i).Name; table[name].do == nil {
+		for m := range typ.Methods() {
+			if name := m.Name; table[name].do == nil {
 				if _, ok := table[name]; !ok {
 					t.Errorf("%s.%s: nobody has said what it is about", typ, name)
 				}
@@ -405,7 +405,7 @@ func TestEveryMethodIsThoughtOf(t *testing.T) {
 // errThrough is the outcome of a call that got to the manager.
 var errThrough = errors.New("got through")
 
-func (c call) try(w *town, ctx context.Context, ref string) (err error) {
+func (c call) try(ctx context.Context, w *town, ref string) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = errThrough
@@ -430,10 +430,10 @@ func TestWhatAnotherHasLooksMissing(t *testing.T) {
 				}
 			}
 			own := w.refs[c.kind][alice][0]
-			if err := c.try(w, w.as(alice, access.RoleDeveloper), own); errors.Is(err, sandbox.ErrNotFound) && c.kind != "secret" {
+			if err := c.try(w.as(alice, access.RoleDeveloper), w, own); errors.Is(err, sandbox.ErrNotFound) && c.kind != "secret" {
 				t.Errorf("%s of one's own %s: %v", name, c.kind, err)
 			}
-			if err := c.try(w, w.as(alice, access.RoleOperator), w.refs[c.kind][bob][0]); err != nil && !errors.Is(err, errThrough) && c.kind != "secret" {
+			if err := c.try(w.as(alice, access.RoleOperator), w, w.refs[c.kind][bob][0]); err != nil && !errors.Is(err, errThrough) && c.kind != "secret" {
 				t.Errorf("%s of another's %s by an operator: %v", name, c.kind, err)
 			}
 		}
@@ -443,7 +443,7 @@ func TestWhatAnotherHasLooksMissing(t *testing.T) {
 func (c call) compare(t *testing.T, w *town, name string, role access.Role, ref string) {
 	t.Helper()
 	ctx, none := w.as(alice, role), nothing(c.kind, ref)
-	foreign, missing := c.try(w, ctx, ref), c.try(w, ctx, none)
+	foreign, missing := c.try(ctx, w, ref), c.try(ctx, w, none)
 	if foreign == nil || missing == nil || errors.Is(foreign, errThrough) {
 		t.Errorf("%s of %s as %s: %v, of none %v", name, ref, role, foreign, missing)
 		return
@@ -474,7 +474,7 @@ func TestViewersOnlyLook(t *testing.T) {
 			if c.kind != "" {
 				ref = w.refs[c.kind][alice][0]
 			}
-			err := c.try(w, w.as(alice, access.RoleViewer), ref)
+			err := c.try(w.as(alice, access.RoleViewer), w, ref)
 			if refused := errors.Is(err, sandbox.ErrForbidden); refused != c.changes {
 				t.Errorf("%s as a viewer: %v", name, err)
 			}
@@ -501,10 +501,10 @@ func TestProductionIsForThoseWhoSeeAll(t *testing.T) {
 		if c.do == nil {
 			continue
 		}
-		if err := c.try(w, w.as(alice, access.RoleDeveloper), "x"); !errors.Is(err, sandbox.ErrForbidden) {
+		if err := c.try(w.as(alice, access.RoleDeveloper), w, "x"); !errors.Is(err, sandbox.ErrForbidden) {
 			t.Errorf("%s of production as a developer: %v", name, err)
 		}
-		if err := c.try(w, w.as("root", access.RoleAdmin), "x"); errors.Is(err, sandbox.ErrForbidden) {
+		if err := c.try(w.as("root", access.RoleAdmin), w, "x"); errors.Is(err, sandbox.ErrForbidden) {
 			t.Errorf("%s of production as an admin: %v", name, err)
 		}
 	}

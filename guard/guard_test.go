@@ -10,8 +10,8 @@ import (
 func TestNothingPassesByItself(t *testing.T) {
 	for _, v := range []any{Manager{}, Lab{}, readOnly{}} {
 		typ := reflect.TypeOf(v)
-		for i := range typ.NumField() {
-			if f := typ.Field(i); f.Anonymous {
+		for f := range typ.Fields() {
+			if f.Anonymous {
 				t.Errorf("%s embeds %s: give it each method by hand", typ, f.Type)
 			}
 		}

@@ -20,7 +20,7 @@ import (
 // nothing.
 func (w *town) makes(failing float64) {
 	w.back.create = func(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
-		pause := func() { time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) }
+		pause := func() { <-time.After(time.Duration(rand.IntN(2000)) * time.Microsecond) }
 		pause()
 		if rand.Float64() < failing {
 			return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrUnavailable, "came_to_nothing", "came to nothing")
@@ -243,8 +243,14 @@ func TestWithinABound(t *testing.T) {
 		own, bound time.Duration
 		want       int64
 	}{
-		{0, 0, 0, 0}, {90, 0, 0, 90}, {0, 0, time.Minute, 60}, {30, 0, time.Minute, 30}, {90, 0, time.Minute, 60},
-		{0, 30 * time.Second, time.Minute, 0}, {0, time.Hour, time.Minute, 60}, {0, 0, time.Millisecond, 1},
+		{0, 0, 0, 0},
+		{90, 0, 0, 90},
+		{0, 0, time.Minute, 60},
+		{30, 0, time.Minute, 30},
+		{90, 0, time.Minute, 60},
+		{0, 30 * time.Second, time.Minute, 0},
+		{0, time.Hour, time.Minute, 60},
+		{0, 0, time.Millisecond, 1},
 	} {
 		if got := within(c.asked, c.own, c.bound); got != c.want {
 			t.Errorf("within(%d, %s, %s) = %d, want %d", c.asked, c.own, c.bound, got, c.want)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -52,7 +53,7 @@ func (d *daemon) citizenOf(t testing.TB, uid int) *citizen {
 			_, _, e2 := unix.RawSyscall(unix.SYS_SETRESGID, usersGroup, usersGroup, usersGroup)
 			_, _, e3 := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
 			if e1|e2|e3 != 0 {
-				done <- result{nil, fmt.Errorf("become user %d: %v %v %v", uid, e1, e2, e3)}
+				done <- result{nil, fmt.Errorf("become user %d: %w", uid, errors.Join(e1, e2, e3))}
 				return
 			}
 			c, err := net.Dial("unix", filepath.Join(d.dir, "run", "sandboxd.sock"))

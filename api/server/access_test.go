@@ -142,7 +142,7 @@ func TestEveryRouteAsksWho(t *testing.T) {
 		}
 	}
 	for role, names := range least {
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			route, listed := routes[name]
 			if method, path, is := strings.Cut(name, "/"); is {
 				route, listed = [2]string{method, "/" + path}, true

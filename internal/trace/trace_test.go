@@ -182,8 +182,12 @@ func TestDeadCollector(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	for _, c := range []Config{
-		{Endpoint: "127.0.0.1:4318"}, {Endpoint: "ftp://x"}, {Endpoint: "http://"}, {Endpoint: "http://u:p@h"},
-		{Endpoint: "http://h", Sample: 1.5}, {Endpoint: "http://h", Sample: -1},
+		{Endpoint: "127.0.0.1:4318"},
+		{Endpoint: "ftp://x"},
+		{Endpoint: "http://"},
+		{Endpoint: "http://u:p@h"},
+		{Endpoint: "http://h", Sample: 1.5},
+		{Endpoint: "http://h", Sample: -1},
 	} {
 		if tracer, err := Open(t.Context(), c); err == nil || tracer != nil {
 			t.Errorf("%+v: %v, %v; want an error", c, tracer, err)
