@@ -54,6 +54,12 @@ func TestE2B(t *testing.T) {
 		})
 	}
 	t.Run("cli", func(t *testing.T) { e2bCLI(t, node, dir, env) })
+	audit, errs, code := d.cli(t, nil, "", "audit", "ls", "--limit", "1000")
+	for _, what := range []string{"e2b POST /sandboxes ", "e2b DELETE /sandboxes/{id} ", "e2b POST /process.Process/Start ", "e2b POST /files "} {
+		if code != 0 || !strings.Contains(audit, what) {
+			t.Errorf("the audit says nothing of %q: %d %s", what, code, errs)
+		}
+	}
 	if left, errs, code := d.cli(t, nil, "", "ls", "-q"); code != 0 || left != "" {
 		t.Errorf("sandboxes left: %q %s", left, errs)
 	}

@@ -81,6 +81,9 @@ func (s *Server) call(h handler) http.HandlerFunc {
 			return
 		}
 		status, body, err := h(w, r.WithContext(ctx), actor)
+		if r.Method != http.MethodGet {
+			s.note(ctx, deedOf(r, status, body, err))
+		}
 		switch {
 		case err != nil:
 			s.fail(w, r, err)

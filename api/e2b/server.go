@@ -43,7 +43,10 @@ type Config struct {
 	Domain string
 	// DefaultImage is what the template base means where nobody has made one.
 	DefaultImage string
-	Log          *slog.Logger // nil means slog.Default
+	// Note, if not nil, is told of every call that changes something, when its
+	// answer begins. The context carries who sent it.
+	Note func(ctx context.Context, d Deed)
+	Log  *slog.Logger // nil means slog.Default
 }
 
 // Server answers requests of the E2B SDK.
@@ -56,6 +59,7 @@ type Server struct {
 	domain  string
 	image   string
 	log     *slog.Logger
+	note    func(ctx context.Context, d Deed)
 	control http.Handler
 	proxy   *httputil.ReverseProxy
 	plane   *dataPlane
@@ -68,6 +72,9 @@ func New(cfg Config) http.Handler {
 	s := &Server{
 		m: cfg.Manager, callers: cfg.Callers, find: cfg.Find, living: cfg.Living,
 		secret: cfg.Secret, domain: cfg.Domain, image: cfg.DefaultImage, log: cfg.Log,
+	}
+	if s.note = cfg.Note; s.note == nil {
+		s.note = func(context.Context, Deed) {}
 	}
 	if s.log == nil {
 		s.log = slog.Default()
@@ -190,6 +197,11 @@ func (s *Server) toData(w http.ResponseWriter, r *http.Request, box sandbox.Sand
 	}
 	box, ctx, ok := s.roused(w, r, box)
 	if ok {
+		if changesData(r) {
+			w = &notedAnswer{ResponseWriter: w, note: func(status int) {
+				s.note(ctx, Deed{Operation: "e2b " + r.Method + " " + r.URL.Path, Object: string(box.ID), Status: status})
+			}}
+		}
 		s.data(box).ServeHTTP(w, r.WithContext(ctx))
 	}
 }

@@ -64,7 +64,7 @@ const (
 )
 
 // openE2B listens, where that is configured.
-func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, office keyHolders, log *slog.Logger) (*dialect, error) {
+func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, office keyHolders, audit notes, log *slog.Logger) (*dialect, error) {
 	if c.E2B.Listen == "" {
 		return &dialect{}, nil
 	}
@@ -77,7 +77,7 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 		return nil, fmt.Errorf("e2b.listen: %w", err)
 	}
 	handler := e2b.New(e2b.Config{
-		Manager: guarded, Callers: e2bCallers{office},
+		Manager: guarded, Callers: e2bCallers{office, audit}, Note: noteDeeds(audit),
 		Find:   func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) { return m.Sandbox(ctx, string(id)) },
 		Living: m.IDs, Secret: secret, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
 	})
@@ -128,22 +128,46 @@ func (d *dialect) close(ctx context.Context) error {
 // keyHolders knows whose a key is.
 type keyHolders interface {
 	ByKey(ctx context.Context, secret, from string) (access.Caller, error)
+	Pace(c access.Caller) error
+}
+
+// notes keeps who changed what.
+type notes interface {
+	Ready() error
+	Note(e access.AuditRow)
+}
+
+// noteDeeds puts what clients of the dialect change into the audit.
+func noteDeeds(audit notes) func(context.Context, e2b.Deed) {
+	return func(ctx context.Context, d e2b.Deed) {
+		c, _ := access.Of(ctx)
+		audit.Note(access.AuditRow{
+			Time: time.Now().UTC(), Owner: c.Owner, Key: c.Key, Role: c.Role, From: c.From,
+			Operation: d.Operation, Object: d.Object, Status: d.Status, Code: d.Code,
+		})
+	}
 }
 
 // e2bCallers tells who calls: the holder of a key, or for the data of one
 // sandbox its owner.
-type e2bCallers struct{ office keyHolders }
+type e2bCallers struct {
+	office keyHolders
+	audit  notes
+}
 
-// Authenticate looks for a key.
+// Authenticate looks for a key, and counts a request of its owner.
 func (c e2bCallers) Authenticate(r *http.Request) (context.Context, string, error) {
 	key := r.Header.Get("X-Api-Key")
 	if bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); key == "" && ok {
 		key = bearer
 	}
-	if c.office == nil {
-		return nil, "", sandbox.Errorf(sandbox.ErrForbidden, "no_keys", "this daemon has no API keys")
-	}
 	caller, err := c.office.ByKey(r.Context(), key, r.RemoteAddr)
+	if err == nil {
+		err = c.office.Pace(caller)
+	}
+	if err == nil && r.Method != http.MethodGet {
+		err = c.audit.Ready() // what cannot be noted is not done
+	}
 	if err != nil {
 		return nil, "", err
 	}
