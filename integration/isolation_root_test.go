@@ -363,15 +363,13 @@ func neighbours(t *testing.T) (pid string) {
 	bin := probeBinary(t)
 	holder := background(t, false, "unshare", "--net", "--", bin, "wait")
 	pid = strconv.Itoa(holder.Process.Pid)
-	own, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	// It runs the probe once it has left ours.
 	testenv.Eventually(t, 10*time.Second, "the router's namespace is there", func() bool {
-		ns, err := os.Readlink("/proc/" + pid + "/ns/net")
-		return err == nil && ns != own
+		program, err := os.Readlink("/proc/" + pid + "/exe")
+		return err == nil && filepath.Base(program) == filepath.Base(bin)
 	})
 	there := func(args ...string) []string { return append([]string{"nsenter", "-t", pid, "-n"}, args...) }
+	t.Cleanup(func() { _ = run("ip", "link", "del", "itup0") }) // in vain where it was never made
 	for _, args := range [][]string{
 		{"ip", "link", "add", "itup0", "type", "veth", "peer", "name", "itup1", "netns", pid},
 		{"ip", "addr", "add", hostAddr + "/24", "dev", "itup0"},
@@ -388,7 +386,6 @@ func neighbours(t *testing.T) (pid string) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { _ = run("ip", "link", "del", "itup0") })
 	listen := there(bin, "listen", "tcp/0.0.0.0:8080")
 	background(t, true, listen[0], listen[1:]...)
 	background(t, true, bin, "listen", "tcp/0.0.0.0:8080") // the host's own
