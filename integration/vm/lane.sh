@@ -33,7 +33,7 @@ skip=$skip'|TestSetIDOfImageIsUseless|TestReset(UnderLoad)?$|TestLife$|TestOpenF
 skip=$skip'|TestAccess$|TestBootID|TestMetrics|TestTraces|TestPackage'
 skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients|TestOwnersAreApart|TestE2B'
 skip=$skip'|TestVolumesAfterKill|TestSnapshotCarried|TestSnapshotOfWhatDoesNotRun|TestBudgetStopsBurner|TestTimeoutEndsTheTree|TestPublishedPortIsNotForSandboxes'
-skip=$skip'|TestMadeUpRequests|TestSwitchClearsMuch|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
+skip=$skip'|TestMadeUpRequests|TestWebhookReceiverDown|TestSwitchClearsMuch|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
