@@ -120,6 +120,7 @@ var goals = []goal{
 	{"20 network rules, beside the largest crowd with as many: create at most 1.3 times that without rules", relative, ruledOver, atMost, 1.3, notRun},
 	{"TCP out of a sandbox: at least 0.9 of a bare pair of links", relative, times("forward", veth), atLeast, 0.9, notRun},
 	{"TCP out of a sandbox: at least 0.9 of a router without rules", relative, times("forward", router), atLeast, 0.9, notRun},
+	{"TCP out of a sandbox: at least 0.9 of a router that masquerades and no more", relative, times("forward", masq), atLeast, 0.9, notRun},
 	{"round trips beside one that floods at its limit: 99th percentile at most 3 times that at rest", relative, times("neighbour", besideBucket), atMost, 3, notRun},
 	{"round trips beside one that floods without limit: at most 3 times", relative, times("neighbour", besideFlood), atMost, 3, notRun},
 }

@@ -22,6 +22,7 @@ const (
 	ruled  = report.Us + " 20 rules"
 	veth   = "veth"
 	router = "router"
+	masq   = "router that masquerades"
 )
 
 // twentyRules are what a careful person might write down for an agent.
@@ -136,7 +137,7 @@ func forward(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	cs := []contestant{}
-	for _, name := range []string{report.Us, ruled, veth, router} {
+	for _, name := range []string{report.Us, ruled, veth, router, masq} {
 		w, ok := wires[name]
 		if !ok {
 			w = peers[name]
@@ -145,7 +146,7 @@ func forward(ctx context.Context, b *bench) (err error) {
 	}
 	err = b.rounds(ctx, setting{
 		name: "forward", title: "TCP out of a sandbox, one stream", unit: "MB/s", more: true,
-		note: veth + ": one pair of links between two namespaces; " + router + ": two pairs, and a namespace without any rule that forwards",
+		note: veth + ": one pair of links between two namespaces; " + router + ": two pairs, and a namespace without any rule that forwards; " + masq + ": one rule there, which gives the sender the router's address",
 	}, b.plan.netRounds, 1, b.settled, cs...)
 	if err == nil {
 		err = b.neighbour(ctx, wires[report.Us], wires[free], wires[limited])
@@ -155,14 +156,16 @@ func forward(ctx context.Context, b *bench) (err error) {
 
 // plainWires makes what a sandbox's way is compared with.
 func plainWires(ctx context.Context) (map[string]wire, error) {
-	var ns [5]*os.File
+	var ns [8]*os.File
 	for i := range ns {
 		var err error
 		if ns[i], err = namespace(ctx); err != nil {
 			return nil, err
 		}
 	}
-	wires := map[string]wire{veth: {ns[0], ns[1], "10.91.0.2:5201", nil}, router: {ns[2], ns[4], "10.93.0.2:5201", ns[3]}}
+	wires := map[string]wire{
+		veth: {ns[0], ns[1], "10.91.0.2:5201", nil}, router: {ns[2], ns[4], "10.93.0.2:5201", ns[3]}, masq: {ns[5], ns[7], "10.95.0.2:5201", ns[6]},
+	}
 	err := errors.Join(
 		joinNamespaces(ctx, ns[0], "net0", "10.91.0.1/24", ns[1], "10.91.0.2/24"),
 		joinNamespaces(ctx, ns[2], "net0", "10.92.0.1/24", ns[3], "10.92.0.2/24"),
@@ -170,6 +173,15 @@ func plainWires(ctx context.Context) (map[string]wire, error) {
 		linux.InNetNS(ns[2], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.92.0.2") }),
 		linux.InNetNS(ns[4], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.93.0.1") }),
 		linux.InNetNS(ns[3], func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }),
+		joinNamespaces(ctx, ns[5], "net0", "10.94.0.1/24", ns[6], "10.94.0.2/24"),
+		joinNamespaces(ctx, ns[6], "net1", "10.95.0.1/24", ns[7], "10.95.0.2/24"),
+		linux.InNetNS(ns[5], func() error { return command(ctx, "ip", "route", "add", "default", "via", "10.94.0.2") }),
+		linux.InNetNS(ns[6], func() error {
+			return errors.Join(
+				os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+				command(ctx, "nft", "add table ip bench; add chain ip bench post { type nat hook postrouting priority 100; }; add rule ip bench post oifname net1 masquerade"),
+			)
+		}),
 	)
 	return wires, err
 }
