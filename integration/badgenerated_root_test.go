@@ -61,7 +61,11 @@ type inventor struct {
 type inventedOp struct{ method, path string }
 
 var junk = []any{
-	nil, true, -1, 1e308, "", "\x00", "ü", strings.Repeat("a", 5000), []any{}, []any{[]any{[]any{}}}, map[string]any{}, map[string]any{"$ref": "x"},
+	nil, true, -1, 1e308, "", "\x00", "ü", strings.Repeat("a", 5000),
+	[]any{},
+	[]any{[]any{[]any{}}},
+	map[string]any{},
+	map[string]any{"$ref": "x"},
 	"../../etc/passwd", "9223372036854775808", -9223372036854775808, "2026-13-45T99:99:99Z", "box; reboot", "*", "%n%s", 0.5,
 }
 

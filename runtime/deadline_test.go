@@ -82,7 +82,7 @@ func TestRestAtDeadline(t *testing.T) {
 			sb := create(t, h, sandbox.Spec{TTLSeconds: 1, OnDeadline: action})
 			if crash { // the deadline passes while no daemon runs
 				h.crash()
-				time.Sleep(time.Until(*sb.Deadline))
+				<-time.After(time.Until(*sb.Deadline))
 				h = open(t, k, dir)
 			}
 			got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == want })
@@ -120,7 +120,7 @@ func TestDeadlineMovedInTime(t *testing.T) {
 	if err := b.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Until(*sb.Deadline) + 50*time.Millisecond)
+	<-time.After(time.Until(*sb.Deadline) + 50*time.Millisecond)
 	later := time.Now().Add(time.Hour).UTC()
 	if err := h.state.Update(t.Context(), sb.ID, state.Change{Deadline: &later}); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func TestLooksAreShared(t *testing.T) {
 				u := l.share(func() *sandbox.Usage {
 					read.Add(1)
 					begun := clock.Add(1)
-					time.Sleep(100 * time.Microsecond) // as long as a look takes
+					<-time.After(100 * time.Microsecond) // as long as a look takes
 					return &sandbox.Usage{CPUMicros: begun}
 				})
 				if u.CPUMicros <= asked {
