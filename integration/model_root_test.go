@@ -104,7 +104,7 @@ func testModel(t *testing.T, lively bool) {
 	if n := m.done["left to copy"]; n > steps/100 {
 		t.Errorf("%d renames of directories were left to programs that copy: only those of very long paths may be", n)
 	}
-	if lively && m.done["snapshot of changes"] == 0 {
+	if lively && steps > 40 && m.done["snapshot of changes"] == 0 { // few steps may have none
 		t.Error("no snapshot was one of what changed")
 	}
 	t.Logf("%d steps in %v: %v", steps, time.Since(began).Round(time.Millisecond), m.done)
