@@ -333,7 +333,8 @@ func (b *bench) copyUpper(ctx context.Context, id, reflink string) (took float64
 }
 
 // onXFS gives the daemon that starts next a state directory on an XFS with
-// reflinks of its own.
+// reflinks of its own, and with project quotas where the kernel has them:
+// without, a daemon that enforces limits would make a volume of its own in it.
 func (b *bench) onXFS(ctx context.Context) (unmount func() error, err error) {
 	if err := b.stopDaemon(ctx); err != nil {
 		return nil, err
@@ -348,7 +349,7 @@ func (b *bench) onXFS(ctx context.Context) (unmount func() error, err error) {
 	if err == nil {
 		err = command(ctx, "mkfs.xfs", "-q", "-m", "reflink=1", image)
 	}
-	if err == nil {
+	if err == nil && command(ctx, "mount", "-o", "loop,noatime,prjquota", image, at) != nil {
 		err = command(ctx, "mount", "-o", "loop,noatime", image, at)
 	}
 	if err != nil {

@@ -33,8 +33,7 @@ func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb
 	m.spawn(func() {
 		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 		defer cancel()
-		m.creating.Add(1)
-		defer m.creating.Add(-1)
+		defer m.hurry.begin()()
 		work, observed := m.observe(work, WorkCreate)
 		sb, existed, err := m.createPatiently(work, req)
 		observed(err)

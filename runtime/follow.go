@@ -46,6 +46,7 @@ type follower struct {
 // stopped.
 func (f *follower) run(ctx context.Context) {
 	pause(ctx, followDelay)
+	f.m.hurry.letPass(ctx, func() bool { return true })
 	for ctx.Err() == nil {
 		stream, err := f.b.guest.Events(ctx, f.seq)
 		if err == nil {
@@ -99,7 +100,7 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 		if f.skipped > 0 {
 			d["skipped"] = strconv.Itoa(f.skipped)
 		}
-		f.m.record(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
+		f.m.recordSoon(ctx, sandbox.Event{Sandbox: f.b.id, Type: eventProcessExited, Actor: "daemon", Data: d})
 		f.recorded, f.skipped = seq, 0
 	}
 	if !known {

@@ -65,7 +65,7 @@ type Manager struct {
 	auditing sync.Once // starts its writing
 
 	pool     *pool
-	creating atomic.Int64  // creations under way
+	hurry    hurry
 	cleaning chan struct{} // one token for each clean-up in the background
 	leaving  atomic.Int64  // sandboxes and shells whose slots will be free soon
 

@@ -41,11 +41,6 @@ const (
 	// poolRest is how long an attempt to build is not repeated after one
 	// failed or the memory was short.
 	poolRest = 10 * time.Second
-	// While the pool is at least half full a refill waits for quiet: no
-	// creation under way, and the last claim this long ago, so that its first
-	// command has the processors. It waits no longer than politeness.
-	quiet      = 10 * time.Millisecond
-	politeness = 100 * time.Millisecond
 	// poolSpare is how many slots stay out of the pool's hands.
 	// at most; a host of few slots spares a quarter of them.
 	poolSpare = 16
@@ -65,14 +60,13 @@ type pool struct {
 	wake     chan struct{}
 	building atomic.Bool // a shell is being built
 
-	mu      sync.Mutex
-	ready   []*pooled // guarded by mu, oldest first
-	target  int       // guarded by mu
-	missed  time.Time // guarded by mu; the last miss, or step down after it
-	claimed time.Time // guarded by mu; the last time somebody asked
-	rests   time.Time // guarded by mu; nothing is built until then
-	closed  bool      // guarded by mu; nothing is added any more
-	stats   sandbox.PoolStats
+	mu     sync.Mutex
+	ready  []*pooled // guarded by mu, oldest first
+	target int       // guarded by mu
+	missed time.Time // guarded by mu; the last miss, or step down after it
+	rests  time.Time // guarded by mu; nothing is built until then
+	closed bool      // guarded by mu; nothing is added any more
+	stats  sandbox.PoolStats
 }
 
 // pooled is one shell nobody has asked for yet.
@@ -99,7 +93,6 @@ func (p *pool) take() *pooled {
 	defer p.nudge()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.claimed = time.Now()
 	for len(p.ready) > 0 {
 		s := p.ready[0]
 		p.ready = p.ready[1:]
@@ -251,13 +244,10 @@ func (p *pool) close() {
 
 // add builds one shell and rests as long as the share of the processor asks.
 func (p *pool) add(ctx context.Context) error {
-	began := time.Now()
-	for p.shouldWait(began) && ctx.Err() == nil {
-		pause(ctx, time.Millisecond)
-	}
+	p.m.hurry.letPass(ctx, p.halfFull)
 	p.building.Store(true)
 	defer p.building.Store(false)
-	began = time.Now()
+	began := time.Now()
 	s, err := p.m.buildPooled(ctx)
 	took := time.Since(began)
 	if err != nil {
@@ -279,16 +269,11 @@ func (p *pool) add(ctx context.Context) error {
 	return nil
 }
 
-// shouldWait tells whether a refill that would begin at began should leave the
-// processors to others now.
-func (p *pool) shouldWait(began time.Time) bool {
-	now := time.Now()
-	if now.Sub(began) > politeness {
-		return false
-	}
+// halfFull tells whether a refill can wait.
+func (p *pool) halfFull() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return 2*len(p.ready) >= p.target && (p.m.creating.Load() > 0 || now.Sub(p.claimed) < quiet)
+	return 2*len(p.ready) >= p.target
 }
 
 // buildPooled makes a shell that a sandbox with default limits can have as it

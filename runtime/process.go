@@ -41,13 +41,16 @@ func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec
 	if err := m.imageCommand(ctx, b, &spec); err != nil {
 		return nil, err
 	}
-	leave := b.enter()
+	leave, heard := b.enter(), m.hurry.begin()
 	p, err := b.guest.Exec(ctx, spec)
 	if err != nil {
 		leave()
+		heard()
 		return nil, err
 	}
-	return m.attach(b, leave, p), nil
+	a := m.attach(b, leave, p)
+	a.heard = heard
+	return a, nil
 }
 
 // Run makes a sandbox and starts a command in it. A command that cannot

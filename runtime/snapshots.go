@@ -310,12 +310,9 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, ref, actor string) (sandbo
 	return s, nil
 }
 
-// removeOwn removes a sandbox's schedules and ports, and the snapshots that are its
-// history only, once it has ended.
+// removeOwn removes the snapshots that are a sandbox's history only, once it
+// has ended.
 func (m *Manager) removeOwn(ctx context.Context, id sandbox.ID) error {
-	if err := errors.Join(m.state.DropSchedules(ctx, id), m.state.DropPorts(ctx, id)); err != nil {
-		return err
-	}
 	own, err := m.state.Snapshots(ctx, sandbox.SnapshotFilter{Sandbox: id, Kinds: []sandbox.SnapshotKind{sandbox.SnapshotAuto, sandbox.SnapshotFork}})
 	if err != nil {
 		return err

@@ -118,7 +118,7 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 
 // beginEnd writes the intent to end a sandbox, with what its processes last
 // said. Of one that was removed on request, which does not wait for that, it is
-// returned to be written besides the kill: a crash just then may lose it.
+// returned to be written with the end: a crash until then may lose it.
 func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e ending) (row sandbox.Sandbox, last state.Change, err error) {
 	ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
 	said := func(*state.Change) {}
@@ -144,18 +144,21 @@ func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e e
 // processes said, where that is not written yet.
 func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, last state.Change) error {
 	b.quiet()
-	kept := m.keep(ctx, b.id, last)
+	keep := func(err error) error { // for the next try, which can ask nobody
+		if len(last.Processes) == 0 {
+			return err
+		}
+		return errors.Join(err, m.state.Update(ctx, b.id, last))
+	}
 	release, err := m.killShell(ctx, b)
 	if err != nil {
-		return errors.Join(err, <-kept)
+		return keep(err)
 	}
 	now := time.Now().UTC()
-	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true}
+	ch := last
+	ch.EndedAt, ch.Actor, ch.KeepSlot = &now, "daemon", true
 	if _, counted := b.counters(); !counted {
 		ch.Usage = m.readUsage(b, row)
-	}
-	if err := <-kept; err != nil {
-		ch.LastOutput, ch.Processes = last.LastOutput, last.Processes
 	}
 	to := sandbox.StatusCompleted
 	if row.Reason.Failed() {
@@ -166,7 +169,7 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, las
 	if err != nil {
 		m.leaving.Add(-1)
 		release()
-		return err
+		return keep(err)
 	}
 	m.sums.ended(record.Reason)
 	b.setLastRecord(record)
@@ -192,14 +195,14 @@ func (m *Manager) inBackground(f func()) {
 }
 
 // cleanUp removes what an ended sandbox left, again and again until nothing
-// is left, and then frees its slot. The caller has counted it as leaving.
+// is left, and then frees its slot and what it held besides. The caller has counted it as leaving.
 func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 	defer m.leaving.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), teardownTimeout)
 	defer cancel()
 	err := m.clear(ctx, id, slot)
 	if err == nil {
-		err = m.state.FreeSlot(ctx, id)
+		err = m.state.FreeEnded(ctx, id)
 	}
 	if err == nil {
 		err = m.removeOwn(ctx, id)
@@ -313,17 +316,6 @@ func (m *Manager) endInTime(b *box, e ending) {
 	if err := m.end(ctx, b, e); sandbox.CodeOf(err) == codeBusy {
 		m.later(func() { m.endInTime(b, e) })
 	}
-}
-
-// keep writes what processes last said besides its caller, who hears of it.
-func (m *Manager) keep(ctx context.Context, id sandbox.ID, last state.Change) (kept <-chan error) {
-	done := make(chan error, 1)
-	if len(last.Processes) == 0 && len(last.LastOutput) == 0 {
-		done <- nil
-		return done
-	}
-	m.spawn(func() { done <- m.state.Update(ctx, id, last) })
-	return done
 }
 
 // askOutput begins keepOutput besides its caller, who takes the answer from

@@ -60,7 +60,19 @@ func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 // record appends an event; a log that cannot be written is told, not fatal.
 func (m *Manager) record(ctx context.Context, e sandbox.Event) {
 	e.Time = time.Now().UTC()
-	if _, err := m.state.AppendEvent(ctx, e); err != nil && ctx.Err() == nil {
+	if _, err := m.state.AppendEvent(ctx, e); err != nil {
+		m.unrecorded(ctx, e, err)
+	}
+}
+
+// recordSoon is record for what is told often and nobody waits for.
+func (m *Manager) recordSoon(ctx context.Context, e sandbox.Event) {
+	e.Time = time.Now().UTC()
+	m.state.NoteEvent(e, func(err error) { m.unrecorded(ctx, e, err) })
+}
+
+func (m *Manager) unrecorded(ctx context.Context, e sandbox.Event, err error) {
+	if ctx.Err() == nil {
 		m.log.WarnContext(ctx, "write event", "type", e.Type, "sandbox", e.Sandbox, "err", err)
 	}
 }
@@ -140,10 +152,11 @@ type attached struct {
 	b     *box
 	main  *mainProcess // nil of any other process
 	leave func()
+	heard func() // called with its first word, and later
 }
 
 func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
-	a := &attached{ProcessIO: p, m: m, b: b, leave: leave}
+	a := &attached{ProcessIO: p, m: m, b: b, leave: leave, heard: func() {}}
 	if proc := p.Process(); proc.Main {
 		b.mu.Lock()
 		a.main = b.mainOf(proc.ID)
@@ -156,6 +169,7 @@ func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
 // Next reads on. The end is told once what the command changed can be undone.
 func (a *attached) Next() (sandbox.Output, error) {
 	out, err := a.ProcessIO.Next()
+	a.heard()
 	if errors.Is(err, io.EOF) {
 		a.m.restorePoint(a.b, a.Process())
 	}
@@ -187,6 +201,7 @@ func (a *attached) Close() error {
 	}
 	a.leave()
 	a.leave = nil
+	a.heard()
 	if a.main != nil {
 		a.b.mu.Lock()
 		a.main.readers--

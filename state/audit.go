@@ -33,9 +33,14 @@ const (
 
 // AppendAudit numbers, chains and writes rows in the order given, in one
 // transaction. With lasting set all rows until now are on disk when it
-// returns; rows may be empty for that alone.
+// returns; rows may be empty for that alone. Otherwise it waits for another
+// transaction to go with, a few milliseconds.
 func (d *DB) AppendAudit(ctx context.Context, rows []access.AuditRow, lasting bool) error {
-	return d.write(ctx, func(t *tx) error {
+	write := d.writeSoon
+	if lasting {
+		write = d.write
+	}
+	return write(ctx, func(t *tx) error {
 		if lasting {
 			if err := t.mustLast(); err != nil {
 				return err

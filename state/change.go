@@ -31,7 +31,7 @@ type Change struct {
 	Readings    []sandbox.Reading // for the ledger; with a Move to a terminal status the last one is the last of all
 
 	// KeepSlot makes a move to a terminal status leave the slot leased until
-	// FreeSlot: what the slot names is still being removed.
+	// FreeEnded: what the slot names is still being removed.
 	KeepSlot bool
 
 	// Of the event. Move's type is by default "sandbox." and the new status.

@@ -34,6 +34,7 @@ type DB struct {
 	folded sync.WaitGroup // the checkpoints
 	disk   *disk
 
+	patient   patient
 	auditKept int64 // rows
 
 	mu        sync.Mutex
@@ -206,6 +207,7 @@ func skipLostNumbers(ctx context.Context, db *sql.DB) error {
 
 // Close ends the connections; the last one folds the log into the database.
 func (d *DB) Close() error {
+	d.closePatient()
 	d.turn <- struct{}{} // never given back
 	close(d.full)
 	d.folded.Wait()
@@ -289,18 +291,19 @@ func (d *DB) write(ctx context.Context, f func(t *tx) error) error {
 		return translate(ctx.Err())
 	}
 	t := &tx{conn: d.conn, disk: d.disk}
-	err := d.writer.Raw(func(any) error { return t.run(f) })
+	company := d.takePatient()
+	err := d.writer.Raw(func(any) error { return t.runWith(company, f) })
 	var commit uint64
-	if err == nil {
+	if err == nil || len(company) > 0 {
 		commit = d.disk.committed()
 		d.askCheckpoint(commit)
 	}
 	<-d.turn
-	if err != nil {
-		return translate(err)
-	}
 	if t.event {
 		d.notify()
+	}
+	if err != nil {
+		return translate(err)
 	}
 	if t.durable {
 		return d.disk.wait(commit)

@@ -130,7 +130,7 @@ func TestWhichWritesWaitForTheDisk(t *testing.T) {
 		{"running again", move(sandbox.StatusRunning, Change{}), 0},
 		{"completing", move(sandbox.StatusCompleting, Change{}), 0},
 		{"completed", move(sandbox.StatusCompleted, Change{}), 1},
-		{"free slot", func() error { return d.FreeSlot(t.Context(), one.ID) }, 0},
+		{"free what it held", func() error { return d.FreeEnded(t.Context(), one.ID) }, 0},
 		{"prune", func() error { return d.Prune(t.Context(), 0, 0) }, 0},
 	} {
 		before := fsyncs.Load()

@@ -43,6 +43,23 @@ func (d *DB) AppendEvent(ctx context.Context, e sandbox.Event) (seq int64, err e
 	return seq, err
 }
 
+// NoteEvent is AppendEvent for who need not know when: the event is written some
+// milliseconds later, before whatever is written from now on. failed is told if
+// it is not; it must not block.
+func (d *DB) NoteEvent(e sandbox.Event, failed func(error)) {
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	d.noteSoon(func(t *tx) error {
+		_, err := t.appendEvents(e)
+		return err
+	}, func(err error) {
+		if err != nil {
+			failed(err)
+		}
+	})
+}
+
 // AppendEvents writes events, at most 1000 at a time, in one transaction.
 func (d *DB) AppendEvents(ctx context.Context, events []sandbox.Event) error {
 	if len(events) == 0 {

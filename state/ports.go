@@ -92,21 +92,12 @@ func (d *DB) DeletePort(ctx context.Context, id string) (sandbox.Port, error) {
 	})
 }
 
-// DropPorts removes the ports and the token of a sandbox that has ended, and
-// what was carried; with an empty id, ports and tokens of all that have.
-func (d *DB) DropPorts(ctx context.Context, id sandbox.ID) error {
+// DropOldPorts removes the ports and tokens of all sandboxes that have ended.
+func (d *DB) DropOldPorts(ctx context.Context) error {
 	return d.write(ctx, func(t *tx) error {
-		if id == "" {
-			_, err := t.exec(sqlOldPorts)
-			_, err2 := t.exec(sqlOldTokens)
-			return errors.Join(err, err2)
-		}
-		var errs []error
-		for _, q := range []string{sqlDropPorts, sqlDropToken, sqlDropCarried} {
-			_, err := t.exec(q, string(id))
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
+		_, err := t.exec(sqlOldPorts)
+		_, err2 := t.exec(sqlOldTokens)
+		return errors.Join(err, err2)
 	})
 }
 

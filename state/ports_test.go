@@ -58,8 +58,15 @@ func TestPorts(t *testing.T) {
 	}
 	_, err = d.DeletePort(t.Context(), p.ID)
 	want(t, err, sandbox.ErrNotFound, "port_not_found")
+	if err := d.FreeEnded(t.Context(), a.ID); err != nil {
+		t.Fatal(err)
+	}
+	count(a.ID, 1) // it lives
+	if _, err := d.Move(t.Context(), a.ID, []sandbox.Status{sandbox.StatusRunning}, sandbox.StatusFailed, Change{KeepSlot: true}); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
-		if err := d.DropPorts(t.Context(), a.ID); err != nil {
+		if err := d.FreeEnded(t.Context(), a.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -78,7 +85,7 @@ func TestPorts(t *testing.T) {
 	if _, err := d.Move(t.Context(), b.ID, []sandbox.Status{sandbox.StatusCompleting}, sandbox.StatusCompleted, Change{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.DropPorts(t.Context(), ""); err != nil { // what a crash forgot
+	if err := d.DropOldPorts(t.Context()); err != nil { // what a crash forgot
 		t.Fatal(err)
 	}
 	count("", 0)

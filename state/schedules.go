@@ -79,15 +79,10 @@ func (d *DB) DeleteSchedule(ctx context.Context, id string) error {
 	})
 }
 
-// DropSchedules removes those of a sandbox that has ended; with an empty id,
-// of all that have.
-func (d *DB) DropSchedules(ctx context.Context, id sandbox.ID) error {
-	return d.write(ctx, func(t *tx) (err error) {
-		if id == "" {
-			_, err = t.exec(sqlOldSchedules)
-		} else {
-			_, err = t.exec(sqlDropSchedules, string(id))
-		}
+// DropOldSchedules removes those of all sandboxes that have ended.
+func (d *DB) DropOldSchedules(ctx context.Context) error {
+	return d.write(ctx, func(t *tx) error {
+		_, err := t.exec(sqlOldSchedules)
 		return err
 	})
 }

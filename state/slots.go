@@ -61,18 +61,28 @@ func (d *DB) ReleaseSlot(ctx context.Context, slot int) error {
 	})
 }
 
-// FreeSlot ends the lease that a move with KeepSlot left to an ended sandbox.
-// Repeating it is safe, and a living sandbox keeps its slot.
-func (d *DB) FreeSlot(ctx context.Context, id sandbox.ID) error {
-	return d.write(ctx, func(t *tx) error {
-		_, err := t.exec(sqlFreeOf, string(id))
-		return err
+// FreeEnded takes from an ended sandbox what it still holds: the slot that a
+// move with KeepSlot left it, its schedules, its ports with their token, and
+// what was carried. It is in no hurry, some milliseconds. Repeating it is safe,
+// and a living sandbox keeps all.
+func (d *DB) FreeEnded(ctx context.Context, id sandbox.ID) error {
+	return d.writeSoon(ctx, func(t *tx) error {
+		held, err := t.changed(sqlFreeOf, string(id))
+		if err != nil || !held {
+			return err
+		}
+		for _, q := range []string{sqlDropSchedules, sqlDropPorts, sqlDropToken, sqlDropCarried} {
+			if _, err := t.exec(q, string(id)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
 // ReleaseReserved gives back all reservations. With them go the slots that
 // ended sandboxes kept when the database was opened, which made reservations
-// of them; those kept since then wait for FreeSlot. Nothing that earlier
+// of them; those kept since then wait for FreeEnded. Nothing that earlier
 // daemons made under those slots may exist any more.
 func (d *DB) ReleaseReserved(ctx context.Context) error {
 	return d.write(ctx, func(t *tx) error {

@@ -203,7 +203,7 @@ func TestKeptSlotIsFreedByItsSandbox(t *testing.T) {
 	if _, err := d.Sandbox(t.Context(), sb.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.FreeSlot(t.Context(), sb.ID); err != nil {
+	if err := d.FreeEnded(t.Context(), sb.ID); err != nil {
 		t.Fatal(err)
 	}
 	next, err := createOn(t, d, 1, -1)
@@ -212,7 +212,7 @@ func TestKeptSlotIsFreedByItsSandbox(t *testing.T) {
 	}
 	// Neither the late release nor one of the living takes the slot away.
 	for _, id := range []sandbox.ID{sb.ID, next.ID} {
-		if err := d.FreeSlot(t.Context(), id); err != nil {
+		if err := d.FreeEnded(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 	}

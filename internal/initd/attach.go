@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -265,14 +266,40 @@ func (s *Server) events(c *conn, a initproto.EventsAfter) error {
 	seq := max(a.After, 0)
 	for {
 		evs, ok := t.eventsAfter(seq, &stop)
+		if ok && !slices.ContainsFunc(evs, pressing) {
+			<-time.After(gatherEvents)
+			evs, ok = t.eventsAfter(seq, &stop)
+		}
 		if !ok {
 			return nil
 		}
-		for _, e := range evs {
-			if err := c.sendJSON(initproto.FrameItem, e); err != nil {
-				return nil
-			}
-			seq = e.Seq
+		if err := c.sendEvents(evs); err != nil {
+			return nil
+		}
+		seq = evs[len(evs)-1].Seq
+	}
+}
+
+// gatherEvents is how long an event waits for others to go with, most often
+// the end of the process whose start it tells: each message wakes the daemon.
+const gatherEvents = 5 * time.Millisecond
+
+// pressing tells events that somebody waits for.
+func pressing(e initproto.Event) bool {
+	return e.Process == nil || e.Process.Main && e.Type == initproto.EventExited
+}
+
+// sendEvents sends events with one write.
+func (c *conn) sendEvents(all []initproto.Event) error {
+	var b []byte
+	for _, e := range all {
+		body, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("encoding an event: %w", err)
+		}
+		if b, err = initproto.AppendFrame(b, initproto.FrameItem, body); err != nil {
+			return err
 		}
 	}
+	return c.write(b)
 }
