@@ -27,16 +27,7 @@ const (
 // asks measures questions about one sandbox over the unix socket: how many are
 // answered, and how long each takes at a fixed pace. The floor is a server that
 // does nothing but send the same answer.
-func asks(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, b.plan.pool)
-	if err != nil {
-		return err
-	}
-	id, remove, err := d.inUse(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func asks(ctx context.Context, b *bench, d *daemon, id string) (err error) {
 	us := asker{socket: strings.TrimPrefix(d.socket, "unix://"), path: "/v1/sandboxes/" + id}
 	answer, err := us.once(ctx)
 	if err != nil {

@@ -51,16 +51,7 @@ func (b *bench) ran(cmd *exec.Cmd) (float64, error) {
 }
 
 // execTrue runs /bin/true in sandboxes that are there.
-func execTrue(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, b.plan.pool)
-	if err != nil {
-		return err
-	}
-	id, remove, err := d.inUse(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func execTrue(ctx context.Context, b *bench, d *daemon, id string) (err error) {
 	oci, removePeers, err := b.containers(ctx, "exec")
 	if err != nil {
 		return err
@@ -144,16 +135,7 @@ func destroy(ctx context.Context, b *bench) error {
 }
 
 // reset gives a sandbox its first files again, and checks that it did.
-func reset(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, b.plan.pool)
-	if err != nil {
-		return err
-	}
-	id, remove, err := d.inUse(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func reset(ctx context.Context, b *bench, d *daemon, id string) error {
 	return b.rounds(ctx, setting{name: "reset", title: "reset of a sandbox with a changed file", unit: "ms"},
 		b.plan.reset, b.plan.warmUp, b.settled, contestant{report.Us, func(ctx context.Context) (float64, error) {
 			if _, err := d.Files(id).Write(ctx, "", "/root/changed", 0o600, strings.NewReader("changed")); err != nil {

@@ -32,21 +32,36 @@ var scenarios = []scenario{
 	{"idle", createIdle},
 	{"cold", createCold},
 	{"fresh", createFresh},
-	{"exec", execTrue},
+	{"exec", inOne(execTrue)},
 	{"burst", burst},
 	{"churn", churn},
-	{"reset", reset},
+	{"reset", inOne(reset)},
 	{"destroy", destroy},
 	{"fork", fork},
 	{"forks", forks},
-	{"rollback", rollback},
+	{"rollback", inOne(rollback)},
 	{"snapshot", snapshots},
-	{"asks", asks},
-	{"stream", stream},
+	{"asks", inOne(asks)},
+	{"stream", inOne(stream)},
 	{"files", files},
 	{"forward", forward},
 	{"network", network},
 	{"density", density},
+}
+
+// inOne is a scenario in a sandbox that is there and has been used.
+func inOne(run func(ctx context.Context, b *bench, d *daemon, id string) error) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		d, err := b.ours(ctx, b.plan.pool)
+		if err != nil {
+			return err
+		}
+		id, remove, err := d.inUse(ctx)
+		if err != nil {
+			return err
+		}
+		return errors.Join(run(ctx, b, d, id), remove())
+	}
 }
 
 // plan says how much of everything.

@@ -105,16 +105,7 @@ func forks(ctx context.Context, b *bench) (err error) {
 }
 
 // rollback goes back to a snapshot in place.
-func rollback(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, b.plan.pool)
-	if err != nil {
-		return err
-	}
-	id, remove, err := d.inUse(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func rollback(ctx context.Context, b *bench, d *daemon, id string) error {
 	s, err := d.Snapshot(ctx, id, sandbox.SnapshotRequest{Sync: true})
 	if err != nil {
 		return err

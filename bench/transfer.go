@@ -28,16 +28,7 @@ func rate(bytes int64, since time.Time) float64 {
 }
 
 // stream reads much output of a command.
-func stream(ctx context.Context, b *bench) (err error) {
-	d, err := b.ours(ctx, b.plan.pool)
-	if err != nil {
-		return err
-	}
-	id, remove, err := d.inUse(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
+func stream(ctx context.Context, b *bench, d *daemon, id string) (err error) {
 	oci, removePeers, err := b.containers(ctx, "stream")
 	if err != nil {
 		return err

@@ -18,7 +18,9 @@
 //
 // All writes go through one connection in turn (DB.write); reads have their
 // own connections and never wait for writes. Transactions hold SQL only, and
-// followers of events are woken after the commit.
+// followers of events are woken after the commit. What nobody waits for goes
+// along with the next transaction, or some milliseconds later (writeSoon): ends
+// of processes, the audit, what an ended sandbox still held.
 //
 // The database runs in WAL mode with synchronous=NORMAL: what a method
 // returned survives any end of the daemon, kill -9 included. What must also
