@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -110,4 +112,36 @@ func await(ctx context.Context, dir, key string, want uint64) error {
 		n, err := readFlat(dir, "cgroup.events", key)
 		return err != nil || n == want, err
 	})
+}
+
+// endNote is where a sandbox's cgroup says that it is about to end: an extended
+// attribute that goes with it (xattr(7); cgroup2 keeps those of trusted.*).
+const endNote = "trusted.sandboxd.end"
+
+// NoteEnd notes at a sandbox's cgroup that it is being ended, and how, for a
+// daemon that finds it after this one died. Repeating it replaces the note.
+func (t *Tree) NoteEnd(id sandbox.ID, how []byte) error {
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return err
+	}
+	if err := unix.Setxattr(dir, endNote, how, 0); err != nil {
+		return fmt.Errorf("noting the end of %s: %w", id, err)
+	}
+	return nil
+}
+
+// EndNote returns what NoteEnd noted, nil where it did not or the cgroup is
+// gone.
+func (t *Tree) EndNote(id sandbox.ID) []byte {
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return nil
+	}
+	how := make([]byte, 4096)
+	n, err := unix.Getxattr(dir, endNote, how)
+	if err != nil {
+		return nil
+	}
+	return how[:n]
 }

@@ -21,6 +21,35 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
+// TestNoteOfAnEnd: it is there for another that opens the tree, and goes with
+// the cgroup.
+func TestNoteOfAnEnd(t *testing.T) {
+	tree := newTree(t)
+	id := sandbox.NewID()
+	if err := tree.NoteEnd(id, []byte("x")); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("noted at no cgroup: %v", err)
+	}
+	for range 2 {
+		if err := tree.Create(id); err != nil {
+			t.Fatal(err)
+		}
+		if how := tree.EndNote(id); how != nil {
+			t.Errorf("a new one says %q", how)
+		}
+		for _, how := range []string{"one", "another"} {
+			if err := tree.NoteEnd(id, []byte(how)); err != nil {
+				t.Fatal(err)
+			}
+			if got := tree.EndNote(id); string(got) != how {
+				t.Errorf("says %q, want %q", got, how)
+			}
+		}
+		if err := tree.Remove(soon(t), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestLifeOfATree(t *testing.T) {
 	tree := newTree(t)
 	id := sandbox.NewID()

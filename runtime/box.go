@@ -240,6 +240,18 @@ func (b *box) quiet() {
 	}
 }
 
+// strike kills PID 1, and so all of the sandbox, and does not wait for that.
+func (b *box) strike() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shell == nil {
+		return nil
+	}
+	b.expected = true
+	b.shell.HoldMounts()
+	return b.shell.Kill()
+}
+
 // letGo marks PID 1's end as expected, ends the watchers and hands over the
 // shell for closing; nil if none runs.
 func (b *box) letGo() *launch.Shell {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"path/filepath"
@@ -95,6 +96,54 @@ func TestRefusedRow(t *testing.T) {
 	sqlDo(t, dir, `DROP TRIGGER refuse`)
 	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() }); got.Reason != sandbox.ReasonCancelled {
 		t.Errorf("ended %s", got.Reason)
+	}
+	h.agree(t)
+}
+
+// TestCrashAfterStrike: a sandbox that was killed on request ends as that,
+// though the daemon died before the row could say so, and whether or not it
+// came to the kill.
+func TestCrashAfterStrike(t *testing.T) {
+	for _, noted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("noted %v", noted), func(t *testing.T) {
+			k, dir := newKernel(t), t.TempDir()
+			h := open(t, k, dir)
+			sb := create(t, h, sandbox.Spec{})
+			k.killAt("cgroup.note", noted)
+			go func() { _, _ = h.Remove(context.Background(), string(sb.ID), "uid:7") }()
+			k.waitDead(t, "cgroup.note")
+			h.crash()
+			k.revive()
+			h = open(t, k, dir)
+			if !noted { // the control: nobody was told anything, and it lives
+				if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning {
+					t.Errorf("%s, want running", got.Status)
+				}
+				return
+			}
+			got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() })
+			if got.Status != sandbox.StatusCompleted || got.Reason != sandbox.ReasonCancelled || got.Detail != "removed on request" {
+				t.Errorf("%s %s %q, want completed, cancelled", got.Status, got.Reason, got.Detail)
+			}
+			h.agree(t)
+		})
+	}
+	// After the kill.
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	sb := create(t, h, sandbox.Spec{})
+	sqlDo(t, dir, `CREATE TRIGGER refuse BEFORE UPDATE ON sandboxes WHEN new.status = 'completing' BEGIN SELECT RAISE(ABORT, 'injected'); END`)
+	if _, err := h.Remove(t.Context(), string(sb.ID), ""); err == nil {
+		t.Fatal("removed without a row")
+	}
+	if h.box(sb.ID).present().Alive() {
+		t.Error("it was not struck")
+	}
+	h.crash()
+	sqlDo(t, dir, `DROP TRIGGER refuse`)
+	h = open(t, k, dir)
+	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() }); got.Reason != sandbox.ReasonCancelled {
+		t.Errorf("ended %s, want cancelled", got.Reason)
 	}
 	h.agree(t)
 }

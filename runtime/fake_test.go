@@ -39,6 +39,7 @@ type kernel struct {
 	cgroups, uppers, links, sockets map[sandbox.ID]bool
 	pids                            map[sandbox.ID]int
 	frozen                          map[sandbox.ID]bool
+	notes                           map[sandbox.ID][]byte
 	oom                             map[sandbox.ID]uint64
 	cpu                             map[sandbox.ID]uint64 // microseconds, by the cgroups there are
 	burnt                           uint64                // by those there were
@@ -72,7 +73,7 @@ var errInjected = errors.New("injected")
 func newKernel(t *testing.T) *kernel {
 	k := &kernel{
 		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
-		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, oom: map[sandbox.ID]uint64{}, cpu: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
+		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, notes: map[sandbox.ID][]byte{}, oom: map[sandbox.ID]uint64{}, cpu: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
 		before: map[sandbox.ID]int64{}, faults: map[sandbox.ID]*sandbox.NetworkFault{}, volumes: map[string]rootfs.VolumeLimits{},
 	}
@@ -239,9 +240,21 @@ func (f fakeCgroups) Remove(_ context.Context, id sandbox.ID) error {
 		f.burnt += f.cpu[id]
 		delete(f.cgroups, id)
 		delete(f.frozen, id)
+		delete(f.notes, id)
 		delete(f.cpu, id)
 	})
 }
+
+func (f fakeCgroups) NoteEnd(id sandbox.ID, how []byte) error {
+	return f.step("cgroup.note", func() { f.notes[id] = how })
+}
+
+func (f fakeCgroups) EndNote(id sandbox.ID) []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.notes[id]
+}
+
 func (f fakeCgroups) List() ([]sandbox.ID, error) { return f.keys(f.cgroups), nil }
 
 func (f fakeCgroups) MemoryShort() (string, bool) {

@@ -30,6 +30,8 @@ type Cgroups interface {
 	Freeze(ctx context.Context, id sandbox.ID) error
 	Thaw(ctx context.Context, id sandbox.ID) error
 	Kill(ctx context.Context, id sandbox.ID) error
+	NoteEnd(id sandbox.ID, how []byte) error
+	EndNote(id sandbox.ID) []byte
 	Remove(ctx context.Context, id sandbox.ID) error
 	List() ([]sandbox.ID, error)
 	MemoryShort() (why string, short bool)

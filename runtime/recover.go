@@ -141,6 +141,9 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, en
 	case halting(row.Sandbox):
 		return fateHalt, ending{}
 	}
+	if e, ok := m.struck(b.id); ok {
+		return fateEnd, e
+	}
 	err := m.adopt(ctx, b, row)
 	switch {
 	case err == nil:

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -86,9 +87,9 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 			return nil
 		}
 		// Nobody but us changes it: the row need not be read to know it.
-		row, last, err := m.beginEnd(ctx, b, at, e)
+		row, err := m.beginEnd(ctx, b, at, e)
 		if err == nil {
-			return m.takeDown(ctx, b, row, last)
+			return m.takeDown(ctx, b, row)
 		}
 		if sandbox.CodeOf(err) != "wrong_state" {
 			return err
@@ -104,59 +105,78 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 		m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
 		return nil
 	}
-	var last state.Change
 	if row.Status != sandbox.StatusCompleting {
 		if b.outlived(e) {
 			return nil
 		}
-		if row, last, err = m.beginEnd(ctx, b, row.Status, e); err != nil {
+		if row, err = m.beginEnd(ctx, b, row.Status, e); err != nil {
 			return err
 		}
 	}
-	return m.takeDown(ctx, b, row, last)
+	return m.takeDown(ctx, b, row)
 }
 
 // beginEnd writes the intent to end a sandbox, with what its processes last
-// said. Of one that was removed on request, which does not wait for that, it is
-// returned to be written with the end: a crash until then may lose it.
-func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e ending) (row sandbox.Sandbox, last state.Change, err error) {
+// said. One that is removed on request is struck meanwhile.
+func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e ending) (sandbox.Sandbox, error) {
 	ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
-	said := func(*state.Change) {}
 	if from == sandbox.StatusRunning || from == sandbox.StatusPaused {
-		said = m.askOutput(ctx, b)
+		m.keepOutput(ctx, b, &ch)
+		if e.reason == sandbox.ReasonCancelled {
+			m.strike(ctx, b, e)
+		}
 	}
-	if e.reason != sandbox.ReasonCancelled {
-		said(&ch)
+	row, err := m.move(ctx, b.id, sandbox.StatusCompleting, ch, from)
+	if err == nil {
+		b.quiet()
 	}
-	if row, err = m.move(ctx, b.id, sandbox.StatusCompleting, ch, from); err != nil {
-		return row, last, err
+	return row, err
+}
+
+// struck is the note at the cgroup of a sandbox that was struck.
+type struck struct {
+	Reason sandbox.Reason `json:"reason"`
+	Detail string         `json:"detail"`
+	Actor  string         `json:"actor"`
+}
+
+// strike begins to kill a sandbox before its row says so, for both take some
+// time. The intent is noted at its cgroup, where the next daemon finds it if
+// this one does not come to the row; without a note the kill has to wait.
+func (m *Manager) strike(ctx context.Context, b *box, e ending) {
+	m.meterNow(b)
+	how, err := json.Marshal(struck{e.reason, e.detail, e.actor})
+	if err == nil {
+		err = m.cgroup.NoteEnd(b.id, how)
 	}
-	b.quiet()
-	if e.reason == sandbox.ReasonCancelled {
-		said(&last)
+	if err == nil {
+		err = b.strike()
 	}
-	return row, last, nil
+	if err != nil {
+		m.log.DebugContext(ctx, "kill before the row is written: done after it", "sandbox", b.id, "err", err)
+	}
+}
+
+// struck returns how a sandbox was to end that a daemon struck.
+func (m *Manager) struck(id sandbox.ID) (e ending, ok bool) {
+	var how struck
+	if err := json.Unmarshal(m.cgroup.EndNote(id), &how); err != nil || how.Reason == sandbox.ReasonNone {
+		return ending{}, false
+	}
+	return ending{reason: how.Reason, detail: how.Detail, actor: how.Actor}, true
 }
 
 // takeDown kills everything of a completing sandbox, writes its counters and
 // its end down, and leaves the rest to the background. The lease goes last:
-// while it stands, nobody else gets the address or the ids. last is what its
-// processes said, where that is not written yet.
-func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, last state.Change) error {
+// while it stands, nobody else gets the address or the ids.
+func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) error {
 	b.quiet()
-	keep := func(err error) error { // for the next try, which can ask nobody
-		if len(last.Processes) == 0 {
-			return err
-		}
-		return errors.Join(err, m.state.Update(ctx, b.id, last))
-	}
 	release, err := m.killShell(ctx, b)
 	if err != nil {
-		return keep(err)
+		return err
 	}
 	now := time.Now().UTC()
-	ch := last
-	ch.EndedAt, ch.Actor, ch.KeepSlot = &now, "daemon", true
+	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true}
 	if _, counted := b.counters(); !counted {
 		ch.Usage = m.readUsage(b, row)
 	}
@@ -169,7 +189,7 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, las
 	if err != nil {
 		m.leaving.Add(-1)
 		release()
-		return keep(err)
+		return err
 	}
 	m.sums.ended(record.Reason)
 	b.setLastRecord(record)
@@ -315,21 +335,6 @@ func (m *Manager) endInTime(b *box, e ending) {
 	defer cancel()
 	if err := m.end(ctx, b, e); sandbox.CodeOf(err) == codeBusy {
 		m.later(func() { m.endInTime(b, e) })
-	}
-}
-
-// askOutput begins keepOutput besides its caller, who takes the answer from
-// what it returns; where nobody does, it ends with ctx or after a second.
-func (m *Manager) askOutput(ctx context.Context, b *box) (take func(*state.Change)) {
-	said := make(chan state.Change, 1)
-	m.spawn(func() {
-		var ch state.Change
-		m.keepOutput(ctx, b, &ch)
-		said <- ch
-	})
-	return func(ch *state.Change) {
-		got := <-said
-		ch.LastOutput, ch.Processes = got.LastOutput, got.Processes
 	}
 }
 
