@@ -17,8 +17,8 @@ const (
 )
 
 // hurry knows whether somebody waits for a sandbox or for a command's first
-// word. On a machine of few processors the refill of the pool would make that
-// take half as long again.
+// word: on a machine of few processors the refill of the pool would take them
+// from it.
 type hurry struct {
 	now  atomic.Int64 // creations and commands under way
 	last atomic.Int64 // when one of them was over, nanoseconds since 1970
