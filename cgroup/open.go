@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -118,13 +119,9 @@ func (t *Tree) enableDown() error {
 // the sandboxes, if that cgroup is the parent or above it: no cgroup but the
 // real root may hold processes and pass on controllers.
 func stepAside(mount, parent string) error {
-	b, err := os.ReadFile("/proc/self/cgroup")
+	own, err := ownCgroup()
 	if err != nil {
-		return fmt.Errorf("finding the daemon's own cgroup: %w", err)
-	}
-	own, err := parseOwnCgroup(string(b))
-	if err != nil {
-		return fmt.Errorf("finding the daemon's own cgroup: %w", err)
+		return err
 	}
 	if !inTheWay(own, parent) {
 		return nil
@@ -148,6 +145,37 @@ func stepAside(mount, parent string) error {
 		}
 	}
 	return nil
+}
+
+// ownCgroup is the daemon's own, relative to the root of its cgroup namespace.
+func ownCgroup() (string, error) {
+	b, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("finding the daemon's own cgroup: %w", err)
+	}
+	own, err := parseOwnCgroup(string(b))
+	if err != nil {
+		return "", fmt.Errorf("finding the daemon's own cgroup: %w", err)
+	}
+	return own, nil
+}
+
+// stay moves the daemon to the cgroup it is in.
+func stay(mount string) error {
+	own, err := ownCgroup()
+	if err != nil {
+		return err
+	}
+	// A mount of another cgroup namespace may mean another cgroup by that path.
+	dir := filepath.Join(mount, own)
+	pids, err := procs(dir)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(pids, os.Getpid()) {
+		return fmt.Errorf("the daemon's own cgroup %s is not below %s", own, mount)
+	}
+	return write(dir, "cgroup.procs", "0") // 0: whoever writes (kernel/cgroup/cgroup.c)
 }
 
 // inTheWay reports whether own is parent or one of its ancestors.

@@ -105,6 +105,20 @@ func makeCgroup(dir string) error {
 	return fmt.Errorf("making cgroup: %w", err)
 }
 
+// Hasten has the wait begin that is before the next move of a process into a
+// cgroup: the kernel moves none before an RCU grace period is over, some
+// milliseconds on an idle host, and those who move at about the same time share
+// one (cgroup_threadgroup_rwsem; rcu_sync_enter in kernel/rcu/sync.c). It moves
+// the daemon to where it stands, which changes nothing, and returns when that
+// is done. Until then nobody can make, move or remove a cgroup; processes start
+// and end as always. Repeating it is safe. Where it cannot be done, the next
+// move takes as long as it does.
+func (t *Tree) Hasten() {
+	if err := stay(t.mount); err != nil {
+		t.log.Debug("hasten the next move into a cgroup", "err", err)
+	}
+}
+
 // Settle divides the cgroup of a sandbox whose PID 1 has already made its
 // cgroup namespace in it: it moves pid (as the host sees it) into init,
 // enables the controllers below, and gives uidBase, the host id of the

@@ -393,6 +393,25 @@ func TestOpenStepsAside(t *testing.T) {
 	}
 }
 
+// TestHastenStays: the move that hastens others leads to where the daemon is.
+func TestHastenStays(t *testing.T) {
+	tree := newTree(t)
+	before, err := ownCgroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stay(tree.mount); err != nil {
+		t.Error("not moved to where it stands:", err)
+	}
+	tree.Hasten()
+	if err := stay(tree.dir); err == nil {
+		t.Errorf("moved below %s, which is not the root of its cgroup namespace", tree.dir)
+	}
+	if after, err := ownCgroup(); err != nil || after != before {
+		t.Errorf("it stood in %s and stands in %s, %v", before, after, err)
+	}
+}
+
 func TestOpenFindsWhatAnEarlierDaemonLeft(t *testing.T) {
 	tree := newTree(t)
 	id, init := settled(t, tree)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
+	"github.com/sandboxd/sandboxd/state"
 )
 
 // box is the daemon's memory of one living sandbox.
@@ -19,7 +20,8 @@ type box struct {
 	// op is held by whoever changes the sandbox's status: one at a time.
 	op chan struct{}
 
-	stamp string // of the upper at the last restore point; op's holder uses it
+	stamp string        // of the upper at the last restore point; op's holder uses it
+	words *state.Change // what the shell's processes said when an end was last tried; op's holder uses it
 
 	mu       sync.Mutex
 	status   sandbox.Status     // guarded by mu; as in the row
@@ -241,15 +243,19 @@ func (b *box) quiet() {
 }
 
 // strike kills PID 1, and so all of the sandbox, and does not wait for that.
+// From then on nobody finds it running.
 func (b *box) strike() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.shell == nil {
-		return nil
+	if b.shell != nil {
+		b.expected = true
+		b.shell.HoldMounts()
+		if err := b.shell.Kill(); err != nil {
+			return err
+		}
 	}
-	b.expected = true
-	b.shell.HoldMounts()
-	return b.shell.Kill()
+	b.status, b.byBudget = sandbox.StatusCompleting, false
+	return nil
 }
 
 // letGo marks PID 1's end as expected, ends the watchers and hands over the

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,12 +91,19 @@ func TestRefusedRow(t *testing.T) {
 	}
 	sqlDo(t, dir, `DROP TRIGGER refuse`)
 	refuse("completing")
+	k.mu.Lock()
+	k.procs[sb.ID] = []sandbox.Process{{ID: "p1", Argv: []string{"last"}}}
+	k.mu.Unlock()
 	if _, err := h.Remove(t.Context(), string(sb.ID), ""); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("remove without a row: %v", err)
 	}
+	k.setFail("guest.processes", true) // it is dead
 	sqlDo(t, dir, `DROP TRIGGER refuse`)
 	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() }); got.Reason != sandbox.ReasonCancelled {
 		t.Errorf("ended %s", got.Reason)
+	}
+	if procs, err := h.Processes(t.Context(), string(sb.ID)); err != nil || len(procs) != 1 || procs[0].ID != "p1" {
+		t.Errorf("what it said last: %+v, %v; want p1", procs, err)
 	}
 	h.agree(t)
 }
@@ -146,6 +154,47 @@ func TestCrashAfterStrike(t *testing.T) {
 		t.Errorf("ended %s, want cancelled", got.Reason)
 	}
 	h.agree(t)
+}
+
+// TestSlowDeathIsSeen: a sandbox that takes long to die says so, once.
+func TestSlowDeathIsSeen(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	for _, slow := range []bool{true, false} {
+		sb := create(t, h, sandbox.Spec{})
+		dead := make(chan struct{})
+		if slow {
+			k.mu.Lock()
+			k.dying = dead
+			k.mu.Unlock()
+		}
+		removed := make(chan error, 1)
+		go func() { _, err := h.Remove(context.Background(), string(sb.ID), "uid:7"); removed <- err }()
+		if slow {
+			until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusCompleting })
+			k.mu.Lock()
+			k.dying = nil
+			k.mu.Unlock()
+			close(dead)
+		}
+		if err := <-removed; err != nil {
+			t.Fatal(err)
+		}
+		events, err := h.Events(t.Context(), 0, string(sb.ID), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said []string
+		for _, e := range events {
+			if e.Type == "sandbox.completing" || e.Type == "sandbox.completed" {
+				said = append(said, e.Type+" "+e.Actor)
+			}
+		}
+		if want := []string{"sandbox.completing uid:7", "sandbox.completed daemon"}; !slices.Equal(said, want) {
+			t.Errorf("slow %v: %v, want %v", slow, said, want)
+		}
+		h.agree(t)
+	}
 }
 
 // haltSteps are the steps of a stop that can fail or be cut off.

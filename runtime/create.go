@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -169,7 +168,7 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	defer b.unlock()
 	sb := p.named(b.id)
 	sb.Slot = s.slot
-	o, ch, err := m.dress(ctx, b, sb, p.image, s)
+	o, ch, err := m.dress(ctx, b, sb, p.image, s.has)
 	if err != nil {
 		m.spawn(func() { m.scrap(s) })
 		return sb, false, fmt.Errorf("%w: %w", errUnfit, err)
@@ -260,15 +259,11 @@ func (m *Manager) failed(ctx context.Context, b *box, err error) {
 // bringUp gives a sandbox in status creating its kernel objects and moves it
 // to running. What it made before an error, the one teardown takes away.
 func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, actor string) (sandbox.Sandbox, error) {
-	var shell *launch.Shell
-	err := m.part(ctx, PartShell, func() (err error) {
-		shell, err = m.raise(ctx, b, sb.Slot)
-		return err
-	})
+	has, err := m.raiseFor(ctx, b, sb, image)
 	if err != nil {
 		return sb, err
 	}
-	o, ch, err := m.dress(ctx, b, sb, image, nil)
+	o, ch, err := m.dress(ctx, b, sb, image, has)
 	if err != nil {
 		return sb, err
 	}
@@ -285,7 +280,7 @@ func (m *Manager) bringUp(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	if err != nil {
 		return sb, err
 	}
-	m.watch(b, row, shell, 0)
+	m.watch(b, row, b.present(), 0)
 	return row, nil
 }
 

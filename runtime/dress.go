@@ -2,7 +2,10 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/runtime/guest"
@@ -17,6 +20,7 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 	b.counted = false
 	b.mu.Unlock()
 	b.reach.begin()
+	b.words = nil
 	if err := m.cgroup.Create(b.id); err != nil {
 		return nil, err
 	}
@@ -31,39 +35,84 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 	return shell, m.cgroup.Settle(ctx, b.id, shell.PID, uidBase)
 }
 
-// dress gives a sandbox's shell its limits, files and network. It returns what
-// PID 1 must be told and what the row of the running sandbox must say. ready
-// tells what a pooled shell has already; nil of any other.
-func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, ready *pooled) (*outfit, state.Change, error) {
-	shell, uidBase := b.present(), m.uidBase(sb.Slot)
-	if ready == nil || ready.limits != sb.Spec.Limits {
-		err := m.part(ctx, PartLimits, func() error {
-			if err := m.cgroup.SetLimits(b.id, sb.Spec.Limits); err != nil {
-				return err
-			}
-			return m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits)
-		})
-		if err != nil {
-			return nil, state.Change{}, err
-		}
+// raiseFor builds a shell for one sandbox, and makes its files meanwhile.
+func (m *Manager) raiseFor(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) (has given, err error) {
+	if err := m.cgroup.Create(b.id); err != nil {
+		return given{}, err
 	}
-	if ready == nil || sb.Spec.Network.Mode != sandbox.NetworkOff {
+	// Some milliseconds go by until libcontainer moves its first process.
+	m.spawn(m.cgroup.Hasten)
+	var files errgroup.Group
+	files.Go(func() error {
+		return m.part(ctx, PartRoot, func() (err error) {
+			has, err = m.layFiles(b, sb, image)
+			return err
+		})
+	})
+	err = m.part(ctx, PartShell, func() error {
+		_, err := m.raise(ctx, b, sb.Slot)
+		return err
+	})
+	return has, errors.Join(err, files.Wait())
+}
+
+// layFiles makes a sandbox's writable layer where it has none yet.
+func (m *Manager) layFiles(b *box, sb sandbox.Sandbox, image sandbox.Image) (has given, err error) {
+	if sb.StartedAt != nil { // somebody has been in these files
+		err = m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits)
+	} else {
+		has.identity, err = m.freshFiles(b.id, sb, image)
+	}
+	has.upper = &sb.Spec.Limits
+	return has, err
+}
+
+// freshFiles makes a writable layer. It returns what its files tell of the
+// sandbox; nothing where PID 1 must write them.
+func (m *Manager) freshFiles(id sandbox.ID, sb sandbox.Sandbox, image sandbox.Image) (told rootfs.Identity, err error) {
+	if err := m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits); err != nil {
+		return told, err
+	}
+	want, err := m.identity(sb)
+	if err != nil {
+		return told, err
+	}
+	furnished, err := m.roots.Furnish(id, image, rootfs.Identity{}, want)
+	if furnished {
+		told = want
+	}
+	return told, err
+}
+
+// given is what a shell has already when it is dressed.
+type given struct {
+	cgroup   *sandbox.Limits // the limits of its cgroup; nil: it has none
+	upper    *sandbox.Limits // those of its writable layer; nil: there is none
+	identity rootfs.Identity // what its files say about it
+	network  bool            // it has its network, in mode off
+	prepared bool            // PID 1 has its filter and work cgroup
+}
+
+// dress gives a sandbox's shell its limits, files and network. It returns what
+// PID 1 must be told and what the row of the running sandbox must say.
+func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, has given) (*outfit, state.Change, error) {
+	shell, uidBase := b.present(), m.uidBase(sb.Slot)
+	if err := m.limit(ctx, b, sb, has); err != nil {
+		return nil, state.Change{}, err
+	}
+	if !has.network || sb.Spec.Network.Mode != sandbox.NetworkOff {
 		if err := m.part(ctx, PartNetwork, func() error { return m.net.Attach(ctx, m.attachment(sb, shell)) }); err != nil {
 			return nil, state.Change{}, err
 		}
 	}
 	furnished := false
 	if sb.StartedAt == nil { // nobody has been in these files yet
-		var had rootfs.Identity
-		if ready != nil {
-			had = ready.wrote
-		}
 		want, err := m.identity(sb)
 		if err != nil {
 			return nil, state.Change{}, err
 		}
 		err = m.part(ctx, PartRoot, func() (err error) {
-			furnished, err = m.roots.Furnish(b.id, image, had, want)
+			furnished, err = m.roots.Furnish(b.id, image, has.identity, want)
 			return err
 		})
 		if err != nil {
@@ -85,10 +134,18 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 	ch.Deadline = newDeadline(sb)
 	var o *outfit
 	err = m.part(ctx, PartRoot, func() (err error) {
-		o, err = m.outfit(ctx, b, sb, image, given{files: furnished, prepared: ready != nil})
+		o, err = m.outfit(ctx, b, sb, image, furnished)
 		return err
 	})
-	return o, ch, err
+	if err != nil || has.prepared {
+		return o, ch, err
+	}
+	o.config.Seccomp = m.cfg.Seccomp
+	if o.config.Work, err = m.cgroup.WorkDir(b.id); err != nil {
+		o.Close()
+		return nil, ch, err
+	}
+	return o, ch, nil
 }
 
 // identity is what the files of a sandbox say about it.
@@ -102,10 +159,24 @@ func (m *Manager) identity(sb sandbox.Sandbox) (rootfs.Identity, error) {
 	}, nil
 }
 
-// given is what a configuration need not bring any more.
-type given struct {
-	files    bool // the root tells the sandbox's identity already
-	prepared bool // PID 1 has its filter and cgroup
+// limit sets the limits of a sandbox where they are not what its shell has.
+func (m *Manager) limit(ctx context.Context, b *box, sb sandbox.Sandbox, has given) error {
+	want := sb.Spec.Limits
+	cgroup, upper := has.cgroup == nil || *has.cgroup != want, has.upper == nil || *has.upper != want
+	if !cgroup && !upper {
+		return nil
+	}
+	return m.part(ctx, PartLimits, func() error {
+		if cgroup {
+			if err := m.cgroup.SetLimits(b.id, want); err != nil {
+				return err
+			}
+		}
+		if upper {
+			return m.roots.CreateUpper(b.id, sb.Slot, want)
+		}
+		return nil
+	})
 }
 
 // outfit is a mounted root and everything else PID 1 must be told.
@@ -122,8 +193,9 @@ func (o *outfit) Close() {
 	}
 }
 
-// outfit mounts the root of a sandbox.
-func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, has given) (*outfit, error) {
+// outfit mounts the root of a sandbox; furnished says that the root tells its
+// identity already.
+func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, furnished bool) (*outfit, error) {
 	identity, err := m.identity(sb)
 	if err != nil {
 		return nil, err
@@ -138,7 +210,7 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
 		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles,
-		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: has.files, LastProcess: last, Entries: sb.Spec.CostEntries,
+		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: furnished, LastProcess: last, Entries: sb.Spec.CostEntries,
 	}}
 	o.root, err = m.roots.Mount(ctx, rootfs.MountSpec{
 		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),
@@ -155,14 +227,6 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 	o.config.Root = &guest.RootMount{Root: o.root.Mount}
 	for _, e := range o.root.Extra {
 		o.config.Root.Extra = append(o.config.Root.Extra, guest.ExtraMount{File: e.File, Path: e.Path})
-	}
-	if has.prepared {
-		return o, nil
-	}
-	o.config.Seccomp = m.cfg.Seccomp
-	if o.config.Work, err = m.cgroup.WorkDir(b.id); err != nil {
-		o.Close()
-		return nil, err
 	}
 	return o, nil
 }

@@ -55,6 +55,8 @@ type kernel struct {
 	faults                          map[sandbox.ID]*sandbox.NetworkFault
 	disturbed                       []sandbox.ID
 
+	dying chan struct{} // nobody dies before it is closed; nil: at once
+
 	stamps []string // of uppers, in the order of the questions; then any
 
 	answers map[int64]string // to programs inside
@@ -189,6 +191,9 @@ func (f fakeCgroups) Create(id sandbox.ID) error {
 	return f.step("cgroup.create", func() { f.cgroups[id] = true })
 }
 
+// Hasten changes nothing anybody could see.
+func (f fakeCgroups) Hasten() {}
+
 func (f fakeCgroups) Settle(context.Context, sandbox.ID, int, uint32) error {
 	return f.step("cgroup.settle", nil)
 }
@@ -227,6 +232,12 @@ func (f fakeCgroups) Thaw(_ context.Context, id sandbox.ID) error {
 }
 
 func (f fakeCgroups) Kill(_ context.Context, id sandbox.ID) error {
+	f.mu.Lock()
+	dying := f.dying
+	f.mu.Unlock()
+	if dying != nil {
+		<-dying
+	}
 	return f.step("cgroup.kill", func() {
 		if pid := f.pids[id]; pid != 0 {
 			_ = unix.Kill(pid, unix.SIGKILL)

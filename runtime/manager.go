@@ -217,17 +217,20 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 		return b, nil
 	}
 	b, sb, err := m.find(ctx, ref)
+	if err == nil && sb.Status == sandbox.StatusRunning && !b.runs() {
+		// The row says so a moment before PID 1 has its root, and a moment after
+		// the kill of one that is removed.
+		if err := b.lock(ctx); err != nil {
+			return nil, err
+		}
+		b.unlock()
+		b, sb, err = m.find(ctx, ref)
+	}
 	if err != nil {
 		return nil, err
 	}
 	switch sb.Status {
 	case sandbox.StatusRunning:
-		if !b.runs() { // its row is written a moment before PID 1 has its root
-			if err := b.lock(ctx); err != nil {
-				return nil, err
-			}
-			b.unlock()
-		}
 		return b, nil
 	case sandbox.StatusPaused:
 		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_paused", "sandbox %s is paused: 'sandbox resume %s' first", ref, ref)
@@ -269,7 +272,7 @@ func (m *Manager) Subscribe() (<-chan struct{}, func()) { return m.state.Subscri
 
 // spawn runs background work that Close waits for.
 func (m *Manager) spawn(f func()) {
-	m.tasks.Go(func() { ; f() })
+	m.tasks.Go(f)
 }
 
 // IDs lists the ids of the living sandboxes, in no order. It asks no database.

@@ -71,11 +71,10 @@ type pool struct {
 
 // pooled is one shell nobody has asked for yet.
 type pooled struct {
-	b      *box
-	slot   int
-	limits sandbox.Limits  // those it has
-	wrote  rootfs.Identity // what its files say already
-	born   time.Time
+	b    *box
+	slot int
+	has  given
+	born time.Time
 }
 
 func newPool(m *Manager, cfg PoolConfig) *pool {
@@ -286,7 +285,7 @@ func (m *Manager) buildPooled(ctx context.Context) (*pooled, error) {
 		return nil, err
 	}
 	id := sandbox.NewID()
-	s := &pooled{b: newBox(id, m.dial(m.shells.SocketPath(id))), slot: slot, limits: withDefaults(sandbox.Limits{}, m.cfg.Defaults), born: time.Now()}
+	s := &pooled{b: newBox(id, m.dial(m.shells.SocketPath(id))), slot: slot, born: time.Now()}
 	if err := m.raiseForPool(ctx, s); err != nil {
 		m.scrap(s)
 		return nil, fmt.Errorf("build a shell for the pool: %w", err)
@@ -300,10 +299,11 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 	if err != nil {
 		return err
 	}
-	if err := m.cgroup.SetLimits(s.b.id, s.limits); err != nil {
+	limits := withDefaults(sandbox.Limits{}, m.cfg.Defaults)
+	if err := m.cgroup.SetLimits(s.b.id, limits); err != nil {
 		return err
 	}
-	if err := m.roots.CreateUpper(s.b.id, s.slot, s.limits); err != nil {
+	if err := m.roots.CreateUpper(s.b.id, s.slot, limits); err != nil {
 		return err
 	}
 	off := sandbox.NetworkPolicy{Mode: sandbox.NetworkOff}
@@ -314,7 +314,6 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 	if _, err := m.roots.Furnish(s.b.id, sandbox.Image{}, rootfs.Identity{}, guess); err != nil {
 		return err
 	}
-	s.wrote = guess
 	if err := m.net.Attach(ctx, netns.Attachment{ID: s.b.id, Slot: s.slot, NetNS: shell.NetNS, Policy: off}); err != nil {
 		return err
 	}
@@ -323,6 +322,7 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 		return err
 	}
 	defer work.Close()
+	s.has = given{cgroup: &limits, upper: &limits, identity: guess, network: true, prepared: true}
 	return s.b.guest.Prepare(ctx, guest.PrepareConfig{Seccomp: m.cfg.Seccomp, Work: work})
 }
 

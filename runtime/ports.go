@@ -21,6 +21,7 @@ import (
 type Cgroups interface {
 	Path(id sandbox.ID) string
 	Create(id sandbox.ID) error
+	Hasten()
 	Settle(ctx context.Context, id sandbox.ID, pid int, uidBase uint32) error
 	WorkDir(id sandbox.ID) (*os.File, error)
 	SetLimits(id sandbox.ID, l sandbox.Limits) error

@@ -155,18 +155,11 @@ func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image
 		return err
 	}
 	defer release()
-	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
-		return err
-	}
-	want, err := m.identity(sb)
+	told, err := m.freshFiles(b.id, sb, image)
 	if err != nil {
 		return err
 	}
-	furnished, err := m.roots.Furnish(b.id, image, rootfs.Identity{}, want)
-	if err != nil {
-		return err
-	}
-	o, err := m.outfit(ctx, b, sb, image, given{files: furnished, prepared: true})
+	o, err := m.outfit(ctx, b, sb, image, told != rootfs.Identity{})
 	if err != nil {
 		return err
 	}
@@ -235,7 +228,7 @@ const codeNotTried = "root_not_mounted"
 // restack lets an idle PID 1 take a root of the same files on one layer more.
 func (m *Manager) restack(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, stack []string) error {
 	r.Stack = stack
-	o, err := m.outfit(ctx, b, sb, stacked(r), given{files: true, prepared: true})
+	o, err := m.outfit(ctx, b, sb, stacked(r), true)
 	if err != nil {
 		return sandbox.Errorf(sandbox.ErrUnavailable, codeNotTried, "mounting the files of sandbox %s anew: %w", b.id, err)
 	}

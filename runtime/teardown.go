@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
@@ -25,6 +26,10 @@ type ending struct {
 	// reset, the reason is gone with it.
 	main sandbox.ProcessID
 }
+
+// promptDeath is how long a sandbox may take to die before its row says more
+// than that it runs.
+const promptDeath = 100 * time.Millisecond
 
 // Bounds of what is kept of a sandbox that is gone.
 const (
@@ -82,20 +87,27 @@ func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
 }
 
 func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
+	var begun *state.Change // of one that was struck: its row has still to say that it ends
 	if at := b.standing(); at == sandbox.StatusRunning || at == sandbox.StatusPaused {
 		if b.outlived(e) {
 			return nil
 		}
-		// Nobody but us changes it: the row need not be read to know it.
-		row, err := m.beginEnd(ctx, b, at, e)
-		if err == nil {
-			return m.takeDown(ctx, b, row)
+		ch := e.change()
+		m.keepOutput(ctx, b, &ch)
+		if e.reason == sandbox.ReasonCancelled && m.strike(ctx, b, e) {
+			begun = &ch
+		} else {
+			// Nobody but us changes it: the row need not be read to know it.
+			row, err := m.move(ctx, b.id, sandbox.StatusCompleting, ch, at)
+			if err == nil {
+				return m.takeDown(ctx, b, row, nil)
+			}
+			if sandbox.CodeOf(err) != "wrong_state" {
+				return err
+			} // a try before this did not hear that it wrote
 		}
-		if sandbox.CodeOf(err) != "wrong_state" {
-			return err
-		} // a try before this did not hear that it wrote
 	}
-	row, err := m.state.Sandbox(ctx, b.id)
+	row, err := m.state.Sandbox(ctx, b.id) // who was struck dies meanwhile
 	if err != nil {
 		return err
 	}
@@ -105,32 +117,29 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 		m.inBackground(func() { m.cleanUp(b.id, row.Slot) })
 		return nil
 	}
-	if row.Status != sandbox.StatusCompleting {
+	switch {
+	case row.Status == sandbox.StatusCompleting:
+		begun = nil
+	case begun != nil:
+		row.Reason = e.reason
+	default:
 		if b.outlived(e) {
 			return nil
 		}
-		if row, err = m.beginEnd(ctx, b, row.Status, e); err != nil {
+		ch := e.change()
+		if row.Status == sandbox.StatusRunning || row.Status == sandbox.StatusPaused {
+			m.keepOutput(ctx, b, &ch)
+		}
+		if row, err = m.move(ctx, b.id, sandbox.StatusCompleting, ch, row.Status); err != nil {
 			return err
 		}
 	}
-	return m.takeDown(ctx, b, row)
+	return m.takeDown(ctx, b, row, begun)
 }
 
-// beginEnd writes the intent to end a sandbox, with what its processes last
-// said. One that is removed on request is struck meanwhile.
-func (m *Manager) beginEnd(ctx context.Context, b *box, from sandbox.Status, e ending) (sandbox.Sandbox, error) {
-	ch := state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
-	if from == sandbox.StatusRunning || from == sandbox.StatusPaused {
-		m.keepOutput(ctx, b, &ch)
-		if e.reason == sandbox.ReasonCancelled {
-			m.strike(ctx, b, e)
-		}
-	}
-	row, err := m.move(ctx, b.id, sandbox.StatusCompleting, ch, from)
-	if err == nil {
-		b.quiet()
-	}
-	return row, err
+// change is what the row of a sandbox that begins to end must say.
+func (e ending) change() state.Change {
+	return state.Change{Reason: &e.reason, Detail: &e.detail, ExitCode: e.exitCode, Actor: e.actor}
 }
 
 // struck is the note at the cgroup of a sandbox that was struck.
@@ -140,10 +149,11 @@ type struck struct {
 	Actor  string         `json:"actor"`
 }
 
-// strike begins to kill a sandbox before its row says so, for both take some
-// time. The intent is noted at its cgroup, where the next daemon finds it if
-// this one does not come to the row; without a note the kill has to wait.
-func (m *Manager) strike(ctx context.Context, b *box, e ending) {
+// strike begins to kill a sandbox whose row does not say yet that it ends: that
+// is written once, with the end itself. The intent is noted at its cgroup, where
+// the next daemon finds it if this one does not come to the row. False: without
+// a note the kill has to wait.
+func (m *Manager) strike(ctx context.Context, b *box, e ending) bool {
 	m.meterNow(b)
 	how, err := json.Marshal(struck{e.reason, e.detail, e.actor})
 	if err == nil {
@@ -155,6 +165,7 @@ func (m *Manager) strike(ctx context.Context, b *box, e ending) {
 	if err != nil {
 		m.log.DebugContext(ctx, "kill before the row is written: done after it", "sandbox", b.id, "err", err)
 	}
+	return err == nil
 }
 
 // struck returns how a sandbox was to end that a daemon struck.
@@ -168,15 +179,23 @@ func (m *Manager) struck(id sandbox.ID) (e ending, ok bool) {
 
 // takeDown kills everything of a completing sandbox, writes its counters and
 // its end down, and leaves the rest to the background. The lease goes last:
-// while it stands, nobody else gets the address or the ids.
-func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) error {
+// while it stands, nobody else gets the address or the ids. begun, if set, is
+// what the row has still to say of the way to completing.
+func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, begun *state.Change) error {
 	b.quiet()
+	told := func(bool) bool { return false }
+	if begun != nil {
+		told = m.tellIfLate(ctx, b, row.Status, *begun)
+	}
 	release, err := m.killShell(ctx, b)
+	if told(err != nil) {
+		begun, row.Status = nil, sandbox.StatusCompleting
+	}
 	if err != nil {
 		return err
 	}
 	now := time.Now().UTC()
-	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true}
+	ch := state.Change{EndedAt: &now, Actor: "daemon", KeepSlot: true, Completing: begun}
 	if _, counted := b.counters(); !counted {
 		ch.Usage = m.readUsage(b, row)
 	}
@@ -185,7 +204,7 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) err
 		to = sandbox.StatusFailed
 	}
 	m.leaving.Add(1)
-	record, err := m.move(ctx, b.id, to, ch, sandbox.StatusCompleting)
+	record, err := m.move(ctx, b.id, to, ch, row.Status)
 	if err != nil {
 		m.leaving.Add(-1)
 		release()
@@ -199,6 +218,32 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox) err
 		m.cleanUp(b.id, row.Slot)
 	})
 	return nil
+}
+
+// tellIfLate writes that a sandbox is completing where its death takes long, so
+// that it is seen. The returned function must be called when that is over. It
+// has it written if it failed, and tells whether the row says it.
+func (m *Manager) tellIfLate(ctx context.Context, b *box, from sandbox.Status, begun state.Change) func(failed bool) bool {
+	var once sync.Once
+	told := false
+	tell := func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
+		defer cancel()
+		_, err := m.move(clean, b.id, sandbox.StatusCompleting, begun, from)
+		if told = err == nil; !told {
+			m.log.WarnContext(ctx, "write that a sandbox is completing", "sandbox", b.id, "err", err)
+		}
+	}
+	late := time.AfterFunc(promptDeath, func() { once.Do(tell) })
+	return func(failed bool) bool {
+		late.Stop()
+		once.Do(func() {
+			if failed {
+				tell()
+			}
+		})
+		return told
+	}
 }
 
 // inBackground runs a clean-up besides its request, if not too many do.
@@ -339,11 +384,16 @@ func (m *Manager) endInTime(b *box, e ending) {
 }
 
 // keepOutput saves how the sandbox's processes ended and the end of their
-// output, which die with PID 1. A PID 1 that does not answer costs a second.
+// output, which die with PID 1: where it died in a try before this, what it
+// said then. A PID 1 that does not answer costs a second.
 func (m *Manager) keepOutput(ctx context.Context, b *box, ch *state.Change) {
 	ctx, cancel := context.WithTimeout(ctx, tailTimeout)
 	defer cancel()
 	procs, err := b.guest.Processes(ctx)
+	if err != nil && b.words != nil {
+		ch.LastOutput, ch.Processes = b.words.LastOutput, b.words.Processes
+		return
+	}
 	if err != nil {
 		m.log.InfoContext(ctx, "last output is lost: PID 1 does not answer", "sandbox", b.id, "err", err)
 		return
@@ -360,6 +410,7 @@ func (m *Manager) keepOutput(ctx context.Context, b *box, ch *state.Change) {
 		}
 		ch.Processes = append(ch.Processes, state.ProcessRecord{Process: p, Tail: tail})
 	}
+	b.words = &state.Change{LastOutput: ch.LastOutput, Processes: ch.Processes}
 }
 
 // tail reads the last bytes of a process's output.

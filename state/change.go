@@ -34,6 +34,11 @@ type Change struct {
 	// FreeEnded: what the slot names is still being removed.
 	KeepSlot bool
 
+	// Completing, if set, is the change with which a Move to a terminal status
+	// first goes to completing, in the same transaction: for an end that nothing
+	// can keep any more from coming.
+	Completing *Change
+
 	// Of the event. Move's type is by default "sandbox." and the new status.
 	EventType string
 	Actor     string

@@ -51,51 +51,84 @@ func eventType(s sandbox.Status) string { return "sandbox." + string(s) }
 // not in from: someone else was faster. ErrInvalid with code illegal_move
 // where the statuses themselves do not permit it. ErrNotFound.
 func (d *DB) Move(ctx context.Context, id sandbox.ID, from []sandbox.Status, to sandbox.Status, ch Change) (sandbox.Sandbox, error) {
-	for _, f := range from {
-		if !f.CanMove(to) {
-			return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "illegal_move", "sandbox %s: nothing moves from %q to %q", id, f, to)
+	var moves []move
+	if ch.Completing != nil {
+		first, err := newMove(id, from, sandbox.StatusCompleting, *ch.Completing)
+		if err != nil {
+			return sandbox.Sandbox{}, err
 		}
+		moves, from = append(moves, first), []sandbox.Status{sandbox.StatusCompleting}
 	}
-	set, err := ch.columns()
-	if err != nil {
-		return sandbox.Sandbox{}, err
-	}
-	ended, err := ch.processes(id)
+	last, err := newMove(id, from, to, ch)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	var out sandbox.Sandbox
 	err = d.write(ctx, func(t *tx) error {
-		now := time.Now()
-		if to.Terminal() {
-			set.end(now)
-		}
-		if mustLast(from, to, ch) {
-			if err := t.mustLast(); err != nil {
+		for _, m := range append(moves, last) {
+			if out, err = t.move(m); err != nil {
 				return err
 			}
 		}
-		if out, err = t.update(id, from, to, set); err != nil {
-			return err
-		}
-		if err := t.note(id, ch.Readings, to.Terminal()); err != nil {
-			return err
-		}
-		if to.Terminal() && !ch.KeepSlot {
-			if _, err := t.exec(sqlFree, string(id)); err != nil {
-				return err
-			}
-		}
-		if err := t.putProcesses(ended); err != nil {
-			return err
-		}
-		_, err = t.appendEvents(ch.event(id, to, now))
-		return err
+		return nil
 	})
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	return out, nil
+}
+
+// move is one change of status, ready to be written.
+type move struct {
+	id    sandbox.ID
+	from  []sandbox.Status
+	to    sandbox.Status
+	ch    Change
+	set   columnSet
+	ended [][]any
+}
+
+func newMove(id sandbox.ID, from []sandbox.Status, to sandbox.Status, ch Change) (move, error) {
+	for _, f := range from {
+		if !f.CanMove(to) {
+			return move{}, sandbox.Errorf(sandbox.ErrInvalid, "illegal_move", "sandbox %s: nothing moves from %q to %q", id, f, to)
+		}
+	}
+	set, err := ch.columns()
+	if err != nil {
+		return move{}, err
+	}
+	ended, err := ch.processes(id)
+	return move{id, from, to, ch, set, ended}, err
+}
+
+func (t *tx) move(m move) (sandbox.Sandbox, error) {
+	now := time.Now()
+	if m.to.Terminal() {
+		m.set.end(now)
+	}
+	if mustLast(m.from, m.to, m.ch) {
+		if err := t.mustLast(); err != nil {
+			return sandbox.Sandbox{}, err
+		}
+	}
+	out, err := t.update(m.id, m.from, m.to, m.set)
+	if err != nil {
+		return out, err
+	}
+	if err := t.note(m.id, m.ch.Readings, m.to.Terminal()); err != nil {
+		return out, err
+	}
+	if m.to.Terminal() && !m.ch.KeepSlot {
+		if _, err := t.exec(sqlFree, string(m.id)); err != nil {
+			return out, err
+		}
+	}
+	if err := t.putProcesses(m.ended); err != nil {
+		return out, err
+	}
+	_, err = t.appendEvents(m.ch.event(m.id, m.to, now))
+	return out, err
 }
 
 // mustLast tells which moves must survive a power cut: those that say how a

@@ -307,6 +307,46 @@ func TestOnlyOneMoverWins(t *testing.T) {
 	}
 }
 
+// TestMoveThroughCompleting: both moves of an end in one, or none.
+func TestMoveThroughCompleting(t *testing.T) {
+	d := open(t)
+	sb := bring(t, d, create(t, d, ""), sandbox.StatusRunning)
+	why, detail := sandbox.ReasonCancelled, "removed on request"
+	begun := Change{Reason: &why, Detail: &detail, Actor: "uid:7", LastOutput: []byte("bye")}
+	ended := Change{Usage: &sandbox.Usage{CPUSeconds: 2}, Actor: "daemon", KeepSlot: true, Completing: &begun}
+	move := func(from sandbox.Status) (sandbox.Sandbox, error) {
+		return d.Move(t.Context(), sb.ID, []sandbox.Status{from}, sandbox.StatusCompleted, ended)
+	}
+	if _, err := d.writer.ExecContext(t.Context(), `CREATE TEMP TRIGGER refuse BEFORE UPDATE ON sandboxes WHEN new.status = 'completed'
+		BEGIN SELECT RAISE(ABORT, 'injected'); END`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := move(sandbox.StatusRunning); err == nil {
+		t.Fatal("not refused")
+	}
+	if got, err := d.Sandbox(t.Context(), sb.ID); err != nil || got.Status != sandbox.StatusRunning || got.Reason != sandbox.ReasonNone {
+		t.Fatalf("after a refusal: %s %s, %v; want it as it was", got.Status, got.Reason, err)
+	}
+	if _, err := d.writer.ExecContext(t.Context(), `DROP TRIGGER refuse`); err != nil {
+		t.Fatal(err)
+	}
+	_, err := move(sandbox.StatusPaused)
+	want(t, err, sandbox.ErrConflict, "wrong_state")
+	got, err := move(sandbox.StatusRunning)
+	if err != nil || got.Status != sandbox.StatusCompleted || got.Reason != why || got.Detail != detail || got.Usage.CPUSeconds != 2 || got.EndedAt == nil {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	events, err := d.Events(t.Context(), 0, sb.ID, 0)
+	if err != nil || len(events) < 2 {
+		t.Fatalf("%d events, %v", len(events), err)
+	}
+	for i, w := range []struct{ kind, actor string }{{"sandbox.completing", "uid:7"}, {"sandbox.completed", "daemon"}} {
+		if e := events[len(events)-2+i]; e.Type != w.kind || e.Actor != w.actor {
+			t.Errorf("event %s by %s, want %s by %s", e.Type, e.Actor, w.kind, w.actor)
+		}
+	}
+}
+
 func TestChangeSetsWhatItNames(t *testing.T) {
 	d := open(t)
 	sb := bring(t, d, create(t, d, ""), sandbox.StatusCreating)
