@@ -30,6 +30,7 @@ type box struct {
 	shell    *launch.Shell      // guarded by mu; nil while none runs
 	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
 	expected bool               // guarded by mu; PID 1's end is our doing
+	struck   *ending            // guarded by mu; how it ends, of one killed before its row says so
 	earlier  sandbox.Usage      // guarded by mu; of shells before this one
 	counted  bool               // guarded by mu; earlier has this one's too, for good
 	oomKills uint64             // guarded by mu; last count seen
@@ -244,7 +245,7 @@ func (b *box) quiet() {
 
 // strike kills PID 1, and so all of the sandbox, and does not wait for that.
 // From then on nobody finds it running.
-func (b *box) strike() error {
+func (b *box) strike(e ending) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.shell != nil {
@@ -254,8 +255,17 @@ func (b *box) strike() error {
 			return err
 		}
 	}
-	b.status, b.byBudget = sandbox.StatusCompleting, false
+	b.status, b.byBudget, b.struck = sandbox.StatusCompleting, false, &e
 	return nil
+}
+
+// correct makes a row that was read say what it is about to.
+func (b *box) correct(row *sandbox.Sandbox) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.struck; e != nil && (row.Status == sandbox.StatusRunning || row.Status == sandbox.StatusPaused) {
+		row.Status, row.Reason, row.Detail = sandbox.StatusCompleting, e.reason, e.detail
+	}
 }
 
 // letGo marks PID 1's end as expected, ends the watchers and hands over the

@@ -147,6 +147,19 @@ func TestCrashAfterStrike(t *testing.T) {
 	if h.box(sb.ID).present().Alive() {
 		t.Error("it was not struck")
 	}
+	// Nobody is told that it runs, whatever its row says.
+	if row, err := h.db.Sandbox(t.Context(), sb.ID); err != nil || row.Status != sandbox.StatusRunning {
+		t.Errorf("its row: %s, %v", row.Status, err)
+	}
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusCompleting || got.Reason != sandbox.ReasonCancelled {
+		t.Errorf("%s %s, want completing, cancelled", got.Status, got.Reason)
+	}
+	if _, err := h.Start(t.Context(), string(sb.ID), ""); err == nil {
+		t.Error("started")
+	}
+	if _, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"true"}}); sandbox.CodeOf(err) != "sandbox_not_running" {
+		t.Errorf("a command in it: %v", err)
+	}
 	h.crash()
 	sqlDo(t, dir, `DROP TRIGGER refuse`)
 	h = open(t, k, dir)
@@ -171,7 +184,14 @@ func TestSlowDeathIsSeen(t *testing.T) {
 		removed := make(chan error, 1)
 		go func() { _, err := h.Remove(context.Background(), string(sb.ID), "uid:7"); removed <- err }()
 		if slow {
-			until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusCompleting })
+			for deadline := time.Now().Add(time.Minute); ; <-time.After(time.Millisecond) {
+				if row, err := h.db.Sandbox(t.Context(), sb.ID); err != nil || row.Status == sandbox.StatusCompleting {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("its row says that it runs")
+				}
+			}
 			k.mu.Lock()
 			k.dying = nil
 			k.mu.Unlock()

@@ -194,7 +194,16 @@ func (m *Manager) dropBox(id sandbox.ID) {
 // id if that is unique. A name means the living sandbox of that name, else
 // the one that ended last.
 func (m *Manager) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
-	return m.state.ByRef(ctx, ref)
+	sb, err := m.state.ByRef(ctx, ref)
+	if err != nil {
+		return sb, err
+	}
+	if b := m.box(sb.ID); b != nil {
+		b.correct(&sb)
+	} else if !sb.Status.Terminal() { // its end was written meanwhile
+		return m.state.ByRef(ctx, string(sb.ID))
+	}
+	return sb, nil
 }
 
 // find returns the box of a living sandbox and its record.
@@ -218,8 +227,7 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 	}
 	b, sb, err := m.find(ctx, ref)
 	if err == nil && sb.Status == sandbox.StatusRunning && !b.runs() {
-		// The row says so a moment before PID 1 has its root, and a moment after
-		// the kill of one that is removed.
+		// Its row is written a moment before PID 1 has its root.
 		if err := b.lock(ctx); err != nil {
 			return nil, err
 		}

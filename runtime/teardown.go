@@ -160,7 +160,7 @@ func (m *Manager) strike(ctx context.Context, b *box, e ending) bool {
 		err = m.cgroup.NoteEnd(b.id, how)
 	}
 	if err == nil {
-		err = b.strike()
+		err = b.strike(e)
 	}
 	if err != nil {
 		m.log.DebugContext(ctx, "kill before the row is written: done after it", "sandbox", b.id, "err", err)
