@@ -4,7 +4,7 @@
 # directory RESULTS.
 #
 #   KEEP           if set, use a running VM and leave it running
-#   BENCH_TIMEOUT  for the run in the VM; 30m
+#   BENCH_TIMEOUT  for the run in the VM; 60m. One that is cut off leaves no results
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -28,7 +28,7 @@ cp -r bin "$tree/bin"
 root=/opt/sandboxd
 # A scenario that fails leaves the others their results, which are copied too.
 rc=0
-"$vm" ssh timeout -k 60 "${BENCH_TIMEOUT:-30m}" \
+"$vm" ssh timeout -k 60 "${BENCH_TIMEOUT:-60m}" \
   $root/bin/bench -vm -bin $root/bin -results $root/results "$@" < /dev/null || rc=$?
 mkdir -p "$results"
 "$vm" ssh tar -C $root/results -c . | tar -C "$results" --no-same-owner -x || rc=1
