@@ -24,7 +24,7 @@ type box struct {
 	words *state.Change // what the shell's processes said when an end was last tried; op's holder uses it
 
 	mu       sync.Mutex
-	status   sandbox.Status     // guarded by mu; as in the row
+	status   sandbox.Status     // guarded by mu; as in the row, or about to be in that of one that was struck
 	byBudget bool               // guarded by mu; a budget made it so
 	acted    bool               // guarded by mu; one is being carried out on it
 	shell    *launch.Shell      // guarded by mu; nil while none runs
@@ -103,7 +103,7 @@ func (b *box) setLastRecord(sb sandbox.Sandbox) {
 	b.record = &sb
 }
 
-// standing is the status the row has.
+// standing is the status the row has, or is about to have.
 func (b *box) standing() sandbox.Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,7 +116,7 @@ func (b *box) outlived(e ending) bool {
 	return e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main)
 }
 
-// runs reports whether the row says running.
+// runs reports whether the row says running and nobody struck it since.
 func (b *box) runs() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

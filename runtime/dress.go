@@ -14,8 +14,9 @@ import (
 	"github.com/sandboxd/sandboxd/state"
 )
 
-// raise builds a shell: cgroup, namespaces, PID 1 on its skeleton root.
-func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, error) {
+// raise builds a shell: cgroup, namespaces, PID 1 on its skeleton root. awaited
+// says that a request waits for it.
+func (m *Manager) raise(ctx context.Context, b *box, slot int, awaited bool) (*launch.Shell, error) {
 	b.mu.Lock()
 	b.counted = false
 	b.mu.Unlock()
@@ -23,6 +24,9 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 	b.words = nil
 	if err := m.cgroup.Create(b.id); err != nil {
 		return nil, err
+	}
+	if awaited { // milliseconds go by until libcontainer moves its first process
+		m.spawn(m.cgroup.Hasten)
 	}
 	uidBase := m.uidBase(slot)
 	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
@@ -37,11 +41,6 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int) (*launch.Shell, e
 
 // raiseFor builds a shell for one sandbox, and makes its files meanwhile.
 func (m *Manager) raiseFor(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) (has given, err error) {
-	if err := m.cgroup.Create(b.id); err != nil {
-		return given{}, err
-	}
-	// Some milliseconds go by until libcontainer moves its first process.
-	m.spawn(m.cgroup.Hasten)
 	var files errgroup.Group
 	files.Go(func() error {
 		return m.part(ctx, PartRoot, func() (err error) {
@@ -50,7 +49,7 @@ func (m *Manager) raiseFor(ctx context.Context, b *box, sb sandbox.Sandbox, imag
 		})
 	})
 	err = m.part(ctx, PartShell, func() error {
-		_, err := m.raise(ctx, b, sb.Slot)
+		_, err := m.raise(ctx, b, sb.Slot, true)
 		return err
 	})
 	return has, errors.Join(err, files.Wait())

@@ -201,7 +201,7 @@ func (m *Manager) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, err
 	if b := m.box(sb.ID); b != nil {
 		b.correct(&sb)
 	} else if !sb.Status.Terminal() { // its end was written meanwhile
-		return m.state.ByRef(ctx, string(sb.ID))
+		return m.state.Sandbox(ctx, sb.ID)
 	}
 	return sb, nil
 }

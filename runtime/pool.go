@@ -295,7 +295,7 @@ func (m *Manager) buildPooled(ctx context.Context) (*pooled, error) {
 }
 
 func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
-	shell, err := m.raise(ctx, s.b, s.slot)
+	shell, err := m.raise(ctx, s.b, s.slot, false)
 	if err != nil {
 		return err
 	}
