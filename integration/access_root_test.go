@@ -76,7 +76,7 @@ func TestAccess(t *testing.T) {
 		t.Errorf("audit after a kill: %s", out)
 	}
 	d.stop()
-	db, err := sql.Open("sqlite3", filepath.Join(d.dir, "state", "sandboxd.db"))
+	db, err := sql.Open("sqlite3", filepath.Join(d.Dir, "state", "sandboxd.db"))
 	if err == nil {
 		_, err = db.Exec(`UPDATE audit SET owner = 'mallory' WHERE seq = 2`)
 		err = errors.Join(err, db.Close())

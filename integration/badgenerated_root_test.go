@@ -180,7 +180,7 @@ func TestMadeUpRequests(t *testing.T) {
 	}
 	hc := &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 8, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.dir, "run", "sandboxd.sock"))
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Dir, "run", "sandboxd.sock"))
 		}},
 	}
 	defer hc.CloseIdleConnections()
@@ -236,7 +236,7 @@ func TestMadeUpRequests(t *testing.T) {
 	if _, err := d.List(t.Context(), sandbox.Filter{}); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
-	if strings.Contains(d.log.String(), "panic") {
+	if strings.Contains(d.Log.String(), "panic") {
 		t.Error("the daemon's log tells of a panic")
 	}
 }

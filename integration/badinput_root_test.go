@@ -40,7 +40,7 @@ func TestBadInputs(t *testing.T) {
 	if len(all) < 200 {
 		t.Fatalf("%d bad inputs, want at least 200", len(all))
 	}
-	socket := filepath.Join(d.dir, "run", "sandboxd.sock")
+	socket := filepath.Join(d.Dir, "run", "sandboxd.sock")
 	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}

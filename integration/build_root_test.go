@@ -149,7 +149,7 @@ func (d *daemon) noStrays(t testing.TB) {
 		for _, s := range snaps {
 			strays = append(strays, "snapshot "+string(s.ID))
 		}
-		for _, n := range entries(t, filepath.Join(d.dir, "state", "builds")) {
+		for _, n := range entries(t, filepath.Join(d.Dir, "state", "builds")) {
 			strays = append(strays, "file of a build "+n)
 		}
 		return strays

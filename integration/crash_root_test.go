@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,14 +19,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
-
-// soak is n, or full where the run asked for full length.
-func soak(n, full int) int {
-	if os.Getenv("SANDBOXD_SOAK") != "" {
-		return full
-	}
-	return n
-}
 
 // TestKillDaemonUnderLoad kills the daemon in the middle of concurrent
 // creates, execs and removes, starts it again, and compares kernel and
@@ -153,94 +144,6 @@ func (d *daemon) removeOthers(t testing.TB, name string) {
 	}
 }
 
-// agree compares what the API says lives with the kernel's cgroups, links
-// and processes and the volume's directories, once what goes on in the
-// background has had its time. Beyond the sandboxes there may be exactly as
-// many shells as the pool says it has ready, each of them whole.
-func (d *daemon) agree(t testing.TB) {
-	t.Helper()
-	var wrong []string
-	testenv.Within(15*time.Second, func() bool {
-		wrong = d.differences(t)
-		return len(wrong) == 0
-	})
-	for _, w := range wrong {
-		t.Error(w)
-	}
-}
-
-func (d *daemon) differences(t testing.TB) (wrong []string) {
-	t.Helper()
-	tell := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	var running, kept []string
-	for sb, err := range d.All(t.Context(), sandbox.Filter{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch sb.Status {
-		case sandbox.StatusRunning, sandbox.StatusPaused:
-			running = append(running, string(sb.ID))
-			kept = append(kept, string(sb.ID))
-			if _, err := os.Stat(fmt.Sprintf("/proc/%d", sb.InitPID)); err != nil {
-				tell("%s is %s but its PID 1 is gone: %v", sb.ID, sb.Status, err)
-			}
-		case sandbox.StatusStopped:
-			kept = append(kept, string(sb.ID))
-		default:
-			tell("%s is left %s (%s)", sb.ID, sb.Status, sb.Detail)
-		}
-	}
-	pool, err := d.Pool(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Where the volume is an image it is mounted in the daemon's namespace only.
-	seen := fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid)
-	var ready []string // as the first of the places has it
-	for i, place := range []struct {
-		what, dir string
-		want      []string
-	}{
-		{"cgroups", cgroupRoot() + d.parent, running},
-		{"uppers", filepath.Join(seen, d.dir, "state/volume/sandboxes"), kept},
-		{"shell states", filepath.Join(d.dir, "run/shells"), running},
-		{"sockets", filepath.Join(d.dir, "run/init"), running},
-	} {
-		have := names(t, place.dir)
-		for _, id := range place.want {
-			if !slices.Contains(have, id) {
-				tell("%s: the kernel has %v, the database also %s", place.what, have, id)
-			}
-		}
-		spare := slices.DeleteFunc(have, func(id string) bool { return slices.Contains(place.want, id) })
-		slices.Sort(spare)
-		if i == 0 {
-			ready = spare
-		}
-		if len(spare) != pool.Ready || !slices.Equal(spare, ready) {
-			tell("%s: the kernel has %v beyond the database, the pool %d, the first place %v", place.what, spare, pool.Ready, ready)
-		}
-	}
-	return wrong
-}
-
-// names lists the sandboxes a directory has entries of.
-func names(t testing.TB, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
-	var ids []string
-	for _, e := range entries {
-		name := strings.TrimSuffix(e.Name(), ".sock")
-		if _, err := sandbox.ParseID(name); err == nil {
-			ids = append(ids, name)
-		}
-	}
-	return ids
-}
-
 // TestNothingLeaksOverCycles runs many whole lives and counts what the
 // daemon and the kernel hold before and after.
 func TestNothingLeaksOverCycles(t *testing.T) {
@@ -316,7 +219,7 @@ func (c counts) within(o counts, slack int) bool {
 
 func (d *daemon) count(t testing.TB) counts {
 	t.Helper()
-	proc := fmt.Sprintf("/proc/%d", d.cmd.Process.Pid)
+	proc := fmt.Sprintf("/proc/%d", d.PID())
 	entries := func(dir string) int {
 		e, err := os.ReadDir(dir)
 		if err != nil {
@@ -358,7 +261,7 @@ func (d *daemon) count(t testing.TB) counts {
 	}
 	return counts{
 		goroutines: goroutines, fds: entries(proc + "/fd"), threads: entries(proc + "/task"), mounts: lines(proc + "/mountinfo"),
-		cgroups: len(names(t, cgroupRoot()+d.parent)), namespaces: len(spaces), links: entries("/sys/class/net"),
+		cgroups: len(names(t, cgroupRoot()+d.Parent)), namespaces: len(spaces), links: entries("/sys/class/net"),
 		hostMounts: lines("/proc/self/mountinfo"),
 	}
 }

@@ -185,7 +185,7 @@ func (d *daemon) holdings(t testing.TB) (out []string) {
 	for _, s := range d.snapshots(t, "") {
 		out = append(out, "snapshot "+s)
 	}
-	seen := filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state")
+	seen := filepath.Join(fmt.Sprintf("/proc/%d/root", d.PID()), d.Dir, "state")
 	for _, dir := range []string{"volume/layers", "volume/staging", "volume/volumes", "builds"} {
 		entries, err := os.ReadDir(filepath.Join(seen, dir))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -223,7 +223,7 @@ func TestPushOfFiles(t *testing.T) {
 	if pruned, err := d.PruneImages(t.Context(), sandbox.PruneRequest{All: true}); err != nil || len(pruned.Images) != 0 {
 		t.Errorf("pruned what is in use: %+v %v", pruned, err)
 	}
-	d.removeAll(t.Context())
+	d.RemoveAll(t.Context())
 	if _, err := d.RemoveSnapshot(t.Context(), string(snap.ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestRegistryAuth(t *testing.T) {
 			t.Errorf("%s: exit %d, %s", tc.name, code, errs)
 		}
 	}
-	if strings.Contains(d.log.String(), registryPassword) {
+	if strings.Contains(d.Log.String(), registryPassword) {
 		t.Error("the password stands in the daemon's log")
 	}
 	configured := install(t, "registries:\n  '"+g.host+"': {username: "+registryUser+", password: "+registryPassword+"}\n")
@@ -358,7 +358,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 	d := install(t, "")
 	before := d.imageFiles(t)
 	d.stop()
-	small := filepath.Join(d.dir, "state", "images", "partial")
+	small := filepath.Join(d.Dir, "state", "images", "partial")
 	if err := run("mount", "-t", "tmpfs", "-o", "size=1m", "small", small); err != nil {
 		t.Fatal(err)
 	}

@@ -586,7 +586,7 @@ func TestReachLeavesNothing(t *testing.T) {
 	d.serve(t, "linked", "stay", "0.0.0.0:7001")
 	count := func() (files, threads int) {
 		for dir, n := range map[string]*int{"fd": &files, "task": &threads} {
-			list, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", d.cmd.Process.Pid, dir))
+			list, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", d.PID(), dir))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -232,7 +232,7 @@ func TestSetIDIsUseless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	suid := filepath.Join(d.dir, "suid")
+	suid := filepath.Join(d.Dir, "suid")
 	if err := errors.Join(os.WriteFile(suid, b, 0o755), os.Chmod(suid, 0o755|os.ModeSetuid|os.ModeSetgid)); err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +342,7 @@ func TestHostSecretsStayOutside(t *testing.T) {
 		t.Errorf("the host's file now holds %q, %v", b, err)
 	}
 	// What is mounted and set inside names no path of the installation.
-	if got := d.sh(t, "s", "cat /proc/self/mountinfo /proc/self/mounts; env"); strings.Contains(got, d.dir) {
+	if got := d.sh(t, "s", "cat /proc/self/mountinfo /proc/self/mounts; env"); strings.Contains(got, d.Dir) {
 		t.Errorf("the daemon's directory is told inside:\n%s", got)
 	}
 }

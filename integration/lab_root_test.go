@@ -65,7 +65,7 @@ func newLab(t testing.TB, s project.Settings) *laboratory {
 }
 
 func (l *laboratory) dismantle() {
-	if l.cmd == nil {
+	if !l.Alive() {
 		l.start()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -80,7 +80,7 @@ func (l *laboratory) dismantle() {
 		l.t.Error(err)
 	}
 	testenv.Eventually(l.t, 10*time.Second, "the cgroup of production is empty", func() bool {
-		err := os.Remove(filepath.Join(cgroupRoot(), l.parent, "production"))
+		err := os.Remove(filepath.Join(cgroupRoot(), l.Parent, "production"))
 		return err == nil || errors.Is(err, os.ErrNotExist)
 	})
 }
@@ -238,7 +238,7 @@ func TestLabFromEmptyToPromoted(t *testing.T) {
 		return l.exec(t, string(second.ID), "grep", "-q", string(second.ID), "/workspace/"+string(second.ID)).exit.Code == 0
 	})
 	if out, err := l.cli("project", "promote", "shop", "--yes"); err != nil {
-		t.Fatalf("promote: %v\n%s\n%s", err, out, lastLines(l.log.String(), 30))
+		t.Fatalf("promote: %v\n%s\n%s", err, out, lastLines(l.Log.String(), 30))
 	}
 	hook.wants(t, "project.promoted")
 	l.promoted(second, loser, failed, earner)
@@ -376,7 +376,7 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 	if err != nil || sb.Status != sandbox.StatusRunning || sb.Spec.Limits.MemoryBytes != 333<<20 || sb.Spec.Labels["project"] != "" || !strings.HasPrefix(sb.Spec.Image, "promoted-") {
 		l.t.Fatalf("its sandbox: %+v, %v", sb, err)
 	}
-	if _, err := os.Stat(filepath.Join(cgroupRoot(), l.parent, "production", string(sb.ID))); err != nil {
+	if _, err := os.Stat(filepath.Join(cgroupRoot(), l.Parent, "production", string(sb.ID))); err != nil {
 		l.t.Errorf("its cgroup: %v", err)
 	}
 	// Each world has prices of its own.
@@ -415,7 +415,7 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 // no row is in both, nor an id of the one's in the other's rows.
 func (l *laboratory) nothingInCommon(t testing.TB) {
 	t.Helper()
-	near, far := dump(t, filepath.Join(l.dir, "state", "sandboxd.db")), dump(t, filepath.Join(l.dir, "state", "production.db"))
+	near, far := dump(t, filepath.Join(l.Dir, "state", "sandboxd.db")), dump(t, filepath.Join(l.Dir, "state", "production.db"))
 	if len(near["sandboxes"]) < 3 || len(near["agents"]) < 4 || len(far["sandboxes"]) < 1 || len(far["agents"]) != 1 || len(far["projects"]) != 0 {
 		t.Fatalf("the databases hold less than this test needs: %d %d %d %d", len(near["sandboxes"]), len(near["agents"]), len(far["sandboxes"]), len(far["agents"]))
 	}

@@ -50,7 +50,7 @@ func TestLedgerMemory(t *testing.T) {
 	testenv.Need(t, testenv.CgroupControllers)
 	d := install(t, smallVolume+"usage:\n  interval: 100ms\n")
 	sb := d.create(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 << 20}})
-	f, err := os.Open(filepath.Join(cgroupRoot()+d.parent, string(sb.ID), "work", "memory.current"))
+	f, err := os.Open(filepath.Join(cgroupRoot()+d.Parent, string(sb.ID), "work", "memory.current"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ const lateAfter = 300 * time.Microsecond
 // follow reads the present cgroup of a sandbox, by a file that is open now.
 func (m *meterReader) follow(t *testing.T, d *daemon, id sandbox.ID) {
 	t.Helper()
-	f, err := os.Open(filepath.Join(cgroupRoot()+d.parent, string(id), "cpu.stat"))
+	f, err := os.Open(filepath.Join(cgroupRoot()+d.Parent, string(id), "cpu.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestLedgerRecount(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	// Without a pool there is nothing in the cgroup above but sandboxes.
 	d := install(t, "usage:\n  interval: 100ms\npool:\n  size: 0\n")
-	above, err := os.Open(filepath.Join(cgroupRoot()+d.parent, "cpu.stat"))
+	above, err := os.Open(filepath.Join(cgroupRoot()+d.Parent, "cpu.stat"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func TestMCP(t *testing.T) {
 	}}}
 	command := exec.Command(program(t, "sandbox"), "mcp")
 	command.Env = append(os.Environ(), "SANDBOX_HOST="+d.host())
-	command.Stderr = d.log
+	command.Stderr = d.Log
 	for way, tr := range map[string]sdk.Transport{
 		"http":  &sdk.StreamableClientTransport{Endpoint: "http://sandboxd/mcp", HTTPClient: overSocket, DisableStandaloneSSE: true},
 		"stdio": &sdk.CommandTransport{Command: command},

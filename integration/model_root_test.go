@@ -128,7 +128,7 @@ func newModel(t *testing.T, seed uint64) *model {
 		t: t, d: install(t, "default_limits: {pids: 64}\n"), probe: probeBinary(t), done: map[string]int{},
 		r: &treeWriter{Rand: rand.New(rand.NewPCG(seed, 0)), now: 1_500_000_000_000_000_000},
 	}
-	m.dir = filepath.Join(m.d.dir, "model")
+	m.dir = filepath.Join(m.d.Dir, "model")
 	first := &modelSnap{dir: filepath.Join(m.dir, "image")}
 	if err := os.MkdirAll(first.dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -223,7 +223,7 @@ func TestNamesUnderFlood(t *testing.T) {
 	d.create(t, sandbox.Spec{Name: "noisy", Network: policy})
 	d.create(t, sandbox.Spec{Name: "quiet", Network: policy})
 	noisy, quiet := d.give(t, "noisy"), d.give(t, "quiet")
-	before := residentMiB(t, d.cmd.Process.Pid)
+	before := residentMiB(t, d.PID())
 	const seconds = 5
 	began := time.Now()
 	flood := make(chan outcomes)
@@ -244,7 +244,7 @@ func TestNamesUnderFlood(t *testing.T) {
 	sent, err := strconv.Atoi((<-flood)["sent"])
 	took := time.Since(began)
 	passed := internet.total()
-	t.Logf("%d questions sent in %s, %d passed on; the daemon holds %d MiB, before %d", sent, took, passed, residentMiB(t, d.cmd.Process.Pid), before)
+	t.Logf("%d questions sent in %s, %d passed on; the daemon holds %d MiB, before %d", sent, took, passed, residentMiB(t, d.PID()), before)
 	if most := 300 + int(100*(took.Seconds()+1)); err != nil || sent < 5*most || passed > most {
 		t.Errorf("of %d questions %d were passed on (%v), want at most %d", sent, passed, err, most)
 	}
@@ -256,7 +256,7 @@ func TestNamesUnderFlood(t *testing.T) {
 	if refused := d.usage(t, "quiet").NetDropped; refused != 0 {
 		t.Errorf("the quiet one was refused %d packets", refused)
 	}
-	if now := residentMiB(t, d.cmd.Process.Pid); now > before+64 {
+	if now := residentMiB(t, d.PID()); now > before+64 {
 		t.Errorf("the daemon grew from %d to %d MiB", before, now)
 	}
 	// The one that was refused is answered again once it is calm.

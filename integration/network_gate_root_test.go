@@ -273,7 +273,7 @@ func TestNetworkGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(plainAsk(web, "GET", "api.example.com", "/v1"), "gate_secret")
-	if strings.Contains(d.log.String(), "only-the-gate-knows") {
+	if strings.Contains(d.Log.String(), "only-the-gate-knows") {
 		t.Error("the daemon's log holds the secret")
 	}
 }

@@ -56,7 +56,7 @@ func (d *daemon) citizenOf(t testing.TB, uid int) *citizen {
 				done <- result{nil, fmt.Errorf("become user %d: %w", uid, errors.Join(e1, e2, e3))}
 				return
 			}
-			c, err := net.Dial("unix", filepath.Join(d.dir, "run", "sandboxd.sock"))
+			c, err := net.Dial("unix", filepath.Join(d.Dir, "run", "sandboxd.sock"))
 			done <- result{c, err}
 		}()
 		r := <-done

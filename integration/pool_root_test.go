@@ -85,7 +85,7 @@ func TestPooledLimits(t *testing.T) {
 			if p, err := d.Pool(t.Context()); err != nil || p.Hits != before.Hits+1 {
 				t.Errorf("it did not come from the pool: %+v, %v", p, err)
 			}
-			work := filepath.Join(cgroupRoot()+d.parent, string(sb.ID), "work")
+			work := filepath.Join(cgroupRoot()+d.Parent, string(sb.ID), "work")
 			var got []string
 			for _, f := range []string{"memory.max", "pids.max", "cpu.max"} {
 				b, err := os.ReadFile(filepath.Join(work, f))

@@ -4,7 +4,6 @@ package integration
 
 import (
 	"archive/tar"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -26,6 +25,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sandboxd/sandboxd/image/imagetest"
+	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -34,7 +34,7 @@ type registry struct {
 	host string
 	dir  string
 	cmd  *exec.Cmd
-	log  *logBuffer
+	log  *harness.Log
 }
 
 // The user of a protected registry; the hash is bcrypt's of the password.
@@ -55,7 +55,7 @@ func startRegistry(t testing.TB, protected bool) *registry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &registry{host: l.Addr().String(), dir: t.TempDir(), log: &logBuffer{}}
+	g := &registry{host: l.Addr().String(), dir: t.TempDir(), log: &harness.Log{}}
 	l.Close() // nobody else takes ports in this namespace
 	_, port, _ := net.SplitHostPort(g.host)
 	config := "version: 0.1\nlog: {level: warn}\nhttp: {addr: '0.0.0.0:" + port + "', secret: test}\nstorage: {filesystem: {rootdirectory: '" + g.dir + "/data'}, delete: {enabled: true}}\n"
@@ -390,13 +390,6 @@ func (l *layout) push(g *registry, ref string, more ...string) {
 	skopeo(l.t, append(args, "oci:"+l.dir+":1", "docker://"+g.host+"/"+ref)...)
 }
 
-// stateOf is a path of the daemon's own view: the volume may be mounted there
-// only.
-func (d *daemon) stateOf(parts ...string) string {
-	root := fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid)
-	return filepath.Join(append([]string{root, d.dir, "state"}, parts...)...)
-}
-
 // names lists a directory of the daemon's state.
 func (d *daemon) names(t testing.TB, parts ...string) []string {
 	t.Helper()
@@ -434,27 +427,10 @@ func (d *daemon) imagesGone(t testing.TB, before []string) {
 	}
 }
 
-// cli runs the command line with an environment and standard input.
-func (d *daemon) cli(t testing.TB, env []string, in string, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program(t, "sandbox"), args...)
-	cmd.Env = append(append(os.Environ(), "SANDBOX_HOST="+d.host()), env...)
-	cmd.Stdin = strings.NewReader(in)
-	var out, errs strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		t.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
-}
-
 // peakRSS is the most memory a daemon ever had, in bytes.
 func (d *daemon) peakRSS(t testing.TB) int64 {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func TestKillDaemonInSnapshots(t *testing.T) {
 		}
 	}
 	t.Logf("acknowledged: %v", done)
-	d.removeAll(t.Context())
+	d.RemoveAll(t.Context())
 	d.removeSnapshots(t)
 	d.noUpperLayers(t)
 	d.agree(t)
@@ -369,8 +369,8 @@ func (d *daemon) noProjects(t testing.TB) {
 // projects lists the project quotas that count files.
 func (d *daemon) projects(t testing.TB) (out []string) {
 	t.Helper()
-	volume := filepath.Join(d.dir, "state/volume")
-	b, err := exec.Command("nsenter", "-t", strconv.Itoa(d.cmd.Process.Pid), "-m", "xfs_quota", "-x", "-c", "report -p -i -n -N", volume).CombinedOutput()
+	volume := filepath.Join(d.Dir, "state/volume")
+	b, err := exec.Command("nsenter", "-t", strconv.Itoa(d.PID()), "-m", "xfs_quota", "-x", "-c", "report -p -i -n -N", volume).CombinedOutput()
 	if err != nil {
 		t.Fatalf("report quotas: %v: %s", err, b)
 	}

@@ -85,7 +85,7 @@ func TestSnapshotRollbackFork(t *testing.T) {
 		t.Errorf("a fork reset: %q, want what it began with", got)
 	}
 	d.agree(t)
-	d.removeAll(t.Context())
+	d.RemoveAll(t.Context())
 	if got := d.snapshots(t, ""); len(got) != 2 {
 		t.Errorf("the snapshots outlive their sandbox: %v", got)
 	}
@@ -232,7 +232,7 @@ func TestUndo(t *testing.T) {
 // layers lists the directories of layers on the daemon's volume.
 func (d *daemon) layers(t testing.TB) []string {
 	t.Helper()
-	return entries(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.cmd.Process.Pid), d.dir, "state/volume/layers"))
+	return entries(t, filepath.Join(fmt.Sprintf("/proc/%d/root", d.PID()), d.Dir, "state/volume/layers"))
 }
 
 // TestResetPaths resets some paths while a process goes on.

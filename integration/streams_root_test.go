@@ -44,26 +44,6 @@ func amount(native, full, slow int64) int64 {
 	return native
 }
 
-// memory reads a line of the daemon's /proc/PID/status, as "VmRSS", in bytes.
-func (d *daemon) memory(t testing.TB, line string) int64 {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for l := range strings.Lines(string(b)) {
-		if f := strings.Fields(l); len(f) == 3 && f[0] == line+":" {
-			kb, err := strconv.ParseInt(f[1], 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return kb << 10
-		}
-	}
-	t.Fatalf("no %s in the daemon's status", line)
-	return 0
-}
-
 // open starts a command and returns the stream; it is closed with the test.
 func (d *daemon) open(t testing.TB, ref string, spec sandbox.ProcessSpec) sandbox.ProcessIO {
 	t.Helper()

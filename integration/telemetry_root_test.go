@@ -26,7 +26,7 @@ func (d *daemon) scraped(t testing.TB) func(series string) float64 {
 	h := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(d.dir, "run", "sandboxd.sock"))
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(d.Dir, "run", "sandboxd.sock"))
 		},
 	}}
 	res, err := h.Get("http://sandboxd/metrics")

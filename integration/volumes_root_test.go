@@ -207,8 +207,8 @@ func TestVolumeLimits(t *testing.T) {
 			t.Errorf("%s worked", script)
 		}
 	}
-	host := fmt.Sprintf("nsenter --mount=/proc/%d/ns/mnt sh -ec 'cd %s && chattr -P mine && chattr -p 0 f0'", d.cmd.Process.Pid,
-		filepath.Join(d.dir, "state", "volume", "volumes", "small", "data"))
+	host := fmt.Sprintf("nsenter --mount=/proc/%d/ns/mnt sh -ec 'cd %s && chattr -P mine && chattr -p 0 f0'", d.PID(),
+		filepath.Join(d.Dir, "state", "volume", "volumes", "small", "data"))
 	if out, err := exec.CommandContext(t.Context(), "sh", "-c", host).CombinedOutput(); err != nil {
 		t.Errorf("the same as the host's root: %v: %s", err, out)
 	}
@@ -331,7 +331,7 @@ func TestVolumesAfterKill(t *testing.T) {
 	d.volumesAgree(t)
 	// A volume whose row is lost is taken up with all it holds.
 	d.stop()
-	if err := os.Rename(filepath.Join(d.dir, "state", "sandboxd.db"), filepath.Join(d.dir, "lost.db")); err != nil {
+	if err := os.Rename(filepath.Join(d.Dir, "state", "sandboxd.db"), filepath.Join(d.Dir, "lost.db")); err != nil {
 		t.Fatal(err)
 	}
 	d.start()
@@ -356,7 +356,7 @@ func (d *daemon) volumes(t testing.TB) []sandbox.Volume {
 // volumesAgree compares what the daemon lists with what is on disk.
 func (d *daemon) volumesAgree(t testing.TB) {
 	t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", d.cmd.Process.Pid, filepath.Join(d.dir, "state", "volume", "volumes")))
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", d.PID(), filepath.Join(d.Dir, "state", "volume", "volumes")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -476,10 +476,10 @@ func TestBindMounts(t *testing.T) {
 func TestBindIsForRoot(t *testing.T) {
 	ground := bindGround(t)
 	d := install(t, fmt.Sprintf("bind_roots: [%q]\n", ground+"/root"))
-	if err := os.Chmod(filepath.Join(d.dir, "run", "sandboxd.sock"), 0o666); err != nil {
+	if err := os.Chmod(filepath.Join(d.Dir, "run", "sandboxd.sock"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	cli := filepath.Join(d.dir, "cli")
+	cli := filepath.Join(d.Dir, "cli")
 	if err := copyFile(program(t, "sandbox"), cli); err != nil {
 		t.Fatal(err)
 	}

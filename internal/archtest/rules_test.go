@@ -45,7 +45,10 @@ var mayImport = map[string][]string{
 	"state":                 {"access", "cost", "project", "sandbox"},
 	"webhook":               {"sandbox"},
 	"sandbox":               {},
-	"integration":           {"api/client", "cost", "project", "sandbox", "internal/testenv"},
+	"integration":           {"api/client", "cost", "project", "sandbox", "internal/testenv", "integration/harness"},
+	"integration/harness":   {"api/client", "sandbox", "internal/testenv"},
+	"integration/escape":    {"api/client", "cost", "project", "sandbox", "internal/testenv", "integration/harness"},
+	"integration/faults":    {"api/client", "cost", "project", "sandbox", "internal/testenv", "integration/harness"},
 	"bench":                 {"api/client", "api", "sandbox", "internal/linux", "bench/peer", "bench/report"},
 	"bench/peer":            {"internal/seccomp"},
 	"bench/report":          {},
@@ -65,19 +68,21 @@ var testsMayImport = []string{"internal/testenv", "internal/linux", "sandbox"}
 
 // testsAlso adds what the tests of one package may import.
 var testsAlso = map[string][]string{
-	"api/server":    {"api/client", "api/server/servertest"},
-	"api/e2b":       {"api/server/servertest"},
-	"api/client":    {"api/server", "api/server/servertest"},
-	"api/mcp":       {"api/client", "api/server", "api/server/servertest"},
-	"cmd/sandbox":   {"api/server", "api/server/servertest"},
-	"runtime":       {"build"}, // that both use the same words
-	"runtime/guest": {"internal/seccomp"},
-	"metrics":       {"api/server", "api/server/servertest"}, // that no request makes a series
-	"image":         {"image/imagetest"},
-	"guard":         {"state"},                                                    // what rows say of others is what is tested
-	"webhook":       {"state"},                                                    // as with the lab
-	"lab":           {"state"},                                                    // that a crash loses nothing is seen with real rows
-	"integration":   {"api", "api/server/servertest", "image/imagetest", "state"}, // the bad inputs that server is tested with
+	"api/server":         {"api/client", "api/server/servertest"},
+	"api/e2b":            {"api/server/servertest"},
+	"api/client":         {"api/server", "api/server/servertest"},
+	"api/mcp":            {"api/client", "api/server", "api/server/servertest"},
+	"cmd/sandbox":        {"api/server", "api/server/servertest"},
+	"runtime":            {"build"}, // that both use the same words
+	"runtime/guest":      {"internal/seccomp"},
+	"metrics":            {"api/server", "api/server/servertest"}, // that no request makes a series
+	"image":              {"image/imagetest"},
+	"guard":              {"state"}, // what rows say of others is what is tested
+	"webhook":            {"state"}, // as with the lab
+	"lab":                {"state"}, // that a crash loses nothing is seen with real rows
+	"integration/escape": {"api", "image/imagetest", "state"},
+	"integration/faults": {"api", "image/imagetest", "state"},
+	"integration":        {"api", "api/server/servertest", "image/imagetest", "state"}, // the bad inputs that server is tested with
 }
 
 // typesOnly names the packages of which an importer may use the types alone:
@@ -100,7 +105,7 @@ var foreign = []struct {
 	{"github.com/mattn/go-sqlite3", []string{"state", "cmd/sandboxd"}, "one package holds rows; the doctor asks for the version"},
 	{"github.com/google/nftables", []string{"netns", "internal/testenv"}, "one package changes the firewall"},
 	{"github.com/vishvananda/netlink", []string{"netns"}, "one package changes links"},
-	{"github.com/modelcontextprotocol/go-sdk", []string{"api/mcp", "integration"}, "agents' tools are spoken in one package; tests are its clients"},
+	{"github.com/modelcontextprotocol/go-sdk", []string{"api/mcp", "integration", "integration/escape", "integration/faults"}, "agents' tools are spoken in one package; tests are its clients"},
 	{"github.com/danielgtaylor/huma", []string{"api/server"}, "the framework stays behind the wire types"},
 	{"github.com/seccomp/libseccomp-golang", []string{"internal/seccomp"}, "the filter is compiled in one place"},
 	{"github.com/moby/buildkit", []string{"build"}, "its Dockerfile parser, and no more of it"},
@@ -110,7 +115,7 @@ var foreign = []struct {
 	{"github.com/robfig/cron", []string{"runtime"}, "schedules come due in one place"},
 	{"github.com/prometheus", []string{"metrics"}, "one package counts; the others know interfaces of their own"},
 	{"go.opentelemetry.io", []string{"internal/trace"}, "one package sends traces; the runtime and the API know interfaces of their own"},
-	{"github.com/miekg/dns", []string{"resolver", "integration"}, "one package speaks DNS; tests play the servers"},
+	{"github.com/miekg/dns", []string{"resolver", "integration", "integration/escape", "integration/faults"}, "one package speaks DNS; tests play the servers"},
 	{"github.com/spf13/cobra", []string{"cmd/sandbox", "cmd/sandboxd"}, "flags belong to programs"},
 }
 
