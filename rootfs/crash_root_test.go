@@ -285,6 +285,63 @@ func TestCleanWritesToDisk(t *testing.T) {
 	}
 }
 
+// TestCleanOutlastsPowerCut looks at an upper as a power cut right after Clean
+// would leave it: in a copy of the block device, which has what was written to
+// the disk and nothing that only the file system's memory knows. The control is
+// the mark itself, which the device has before Clean.
+func TestCleanOutlastsPowerCut(t *testing.T) {
+	s, disk := openXFSOn(t, 320<<20)
+	img := importTest(t, s, tarEntry{name: "f"})
+	in := startInside(t, testBase)
+	id := create(t, s)
+	root := mountTest(t, s, in, id, img)
+	if got := in.run(t, root, "write", "/data", "kept"); got != "ok" {
+		t.Fatal(got)
+	}
+	root.Close()
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	mark := filepath.Join("sandboxes", string(id), "work", "work", "incompat", "volatile")
+	if after := powerCut(t, disk); !exists(filepath.Join(after, mark)) {
+		t.Fatal("the mark is not on disk before: this shows nothing")
+	}
+	if err := s.Clean(id); err != nil {
+		t.Fatal(err)
+	}
+	after := powerCut(t, disk)
+	if exists(filepath.Join(after, mark)) {
+		t.Error("the mark is back after a power cut: the sandbox would not start")
+	}
+	if b, err := os.ReadFile(filepath.Join(after, "sandboxes", string(id), "upper", "data")); string(b) != "kept" {
+		t.Errorf("the file holds %q, %v after a power cut", b, err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// powerCut mounts a copy of a block device's content, and returns the path of
+// the volume in it.
+func powerCut(t *testing.T, disk string) string {
+	t.Helper()
+	at := t.TempDir()
+	copied := fmt.Sprintf("%s.%d", disk, time.Now().UnixNano())
+	for _, args := range [][]string{{"cp", "--sparse=always", disk, copied}, {"mount", "-o", "loop,nouuid", copied, at}} {
+		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(at, unix.MNT_DETACH), os.Remove(copied)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Error(err)
+		}
+	})
+	return filepath.Join(at, "state", "volume")
+}
+
 // delayed reports whether a file's data still waits for its place on disk
 // (FS_IOC_FIEMAP in Documentation/filesystems/fiemap.rst).
 func delayed(t *testing.T, name string) bool {

@@ -22,6 +22,13 @@ import (
 // where the kernel has them.
 func openXFS(t testing.TB, size int64) *Store {
 	t.Helper()
+	s, _ := openXFSOn(t, size)
+	return s
+}
+
+// openXFSOn is openXFS that tells the file which is the disk.
+func openXFSOn(t testing.TB, size int64) (s *Store, disk string) {
+	t.Helper()
 	testenv.Need(t, testenv.XFS)
 	img, err := os.CreateTemp("/var/tmp", "rootfs-test-*.img")
 	if err != nil {
@@ -51,7 +58,7 @@ func openXFS(t testing.TB, size int64) *Store {
 	if err := os.MkdirAll(filepath.Join(dir, "volume", layersDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return openIn(t, Config{Dir: dir, BestEffort: true})
+	return openIn(t, Config{Dir: dir, BestEffort: true}), img.Name()
 }
 
 // freeze freezes the upper of a sandbox under a fresh name.

@@ -232,7 +232,15 @@ func (s *Store) Clean(id sandbox.ID) error {
 		return fmt.Errorf("rootfs: clean %s: %w", id, err)
 	}
 	// work is the overlay's own: no name in it comes from the sandbox.
-	if err := os.RemoveAll(filepath.Join(dir, "work", "work", "incompat")); err != nil {
+	work := filepath.Join(dir, "work", "work")
+	if err := os.RemoveAll(filepath.Join(work, "incompat")); err != nil {
+		return fmt.Errorf("rootfs: clean %s: %w", id, err)
+	}
+	// The removal reaches the disk before the caller says that the files are
+	// whole: a mark that comes back after a power cut would refuse the next
+	// mount. Not only where it was dirty: a Clean cut off by a crash of the
+	// daemon may have removed the mark and no more.
+	if err := syncDir(work); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("rootfs: clean %s: %w", id, err)
 	}
 	return nil

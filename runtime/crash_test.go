@@ -273,7 +273,7 @@ func (b *box) hasDeadline(t *testing.T) bool {
 }
 
 // TestHostRestartInStop: files that may lack what was never written to disk
-// are not taken for those of a stopped sandbox.
+// are kept, and said to be so.
 func TestHostRestartInStop(t *testing.T) {
 	k, dir := newKernel(t), t.TempDir()
 	h := open(t, k, dir)
@@ -286,8 +286,51 @@ func TestHostRestartInStop(t *testing.T) {
 	k.setFail("rootfs.clean", false)
 	sqlDo(t, dir, `UPDATE sandboxes SET boot_id = 'another'`)
 	h = open(t, k, dir)
-	if got := h.get(t, sb.ID); got.Status != sandbox.StatusFailed || got.Reason != sandbox.ReasonHostRestart {
-		t.Errorf("%s %s, want failed, host_restart", got.Status, got.Reason)
+	if got := h.get(t, sb.ID); got.Status != sandbox.StatusStopped || got.Reason != sandbox.ReasonHostRestart || got.Detail != unclean {
+		t.Errorf("%s %s %q, want stopped, host_restart, with the loss told", got.Status, got.Reason, got.Detail)
+	}
+	h.agree(t)
+}
+
+// TestHostRestartKeepsFiles: what ran when the host went down comes back
+// stopped with its files, its restore points and its layers as far as they
+// reached the disk, and can be started; what has no files ends.
+func TestHostRestartKeepsFiles(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := open(t, k, dir)
+	running, paused, bare := create(t, h, sandbox.Spec{}), create(t, h, sandbox.Spec{}), create(t, h, sandbox.Spec{})
+	if _, err := h.Pause(t.Context(), string(paused.ID), ""); err != nil {
+		t.Fatal(err)
+	}
+	point, err := h.Snapshot(t.Context(), string(running.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotAuto, Sync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	torn, err := h.Snapshot(t.Context(), string(running.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotAuto, Sync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.crash()
+	k.reboot(bare.ID, torn.Layers[len(torn.Layers)-1])
+	sqlDo(t, dir, `UPDATE sandboxes SET boot_id = 'another'`)
+	h = open(t, k, dir)
+	for _, id := range []sandbox.ID{running.ID, paused.ID} {
+		if got := h.get(t, id); got.Status != sandbox.StatusStopped || got.Reason != sandbox.ReasonHostRestart || got.Detail != unclean {
+			t.Errorf("%s %s %q, want stopped, host_restart, with the loss told", got.Status, got.Reason, got.Detail)
+		}
+		if got, err := h.Start(t.Context(), string(id), ""); err != nil || got.Reason != sandbox.ReasonNone {
+			t.Errorf("started: %s, %v", got.Reason, err)
+		}
+	}
+	if got := h.get(t, bare.ID); got.Status != sandbox.StatusFailed || got.Reason != sandbox.ReasonHostRestart {
+		t.Errorf("without files: %s %s, want failed, host_restart", got.Status, got.Reason)
+	}
+	if _, err := h.SnapshotOf(t.Context(), string(point.ID)); err != nil {
+		t.Error(err)
+	}
+	r, err := h.state.RootOf(t.Context(), running.ID)
+	if want := point.Layers; err != nil || !slices.Equal(r.Stack, want) {
+		t.Errorf("it stands on %q, %v; want %q", r.Stack, err, want)
 	}
 	h.agree(t)
 }

@@ -777,3 +777,21 @@ func (h *house) differences(t *testing.T) (wrong []string) {
 	}
 	return wrong
 }
+
+// reboot ends all that runs; the upper of bare and a layer, renamed from the
+// upper last, had not reached the disk.
+func (k *kernel) reboot(bare sandbox.ID, layer string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, pid := range k.pids {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+		delete(k.pids, id)
+	}
+	clear(k.cgroups)
+	clear(k.links)
+	clear(k.sockets)
+	clear(k.frozen)
+	delete(k.uppers, bare)
+	delete(k.layers, layer)
+}

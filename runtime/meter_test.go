@@ -184,7 +184,7 @@ func TestLedgerAfterHostCrash(t *testing.T) {
 	k.mu.Unlock()
 	sqlDo(t, dir, `DROP TRIGGER readings_stay; UPDATE readings SET at = at - 3600000; UPDATE ledger SET created_at = created_at - 3600000`)
 	h = openWith(t, k, dir, func(c *Config) { c.BootID = "boot-2" })
-	until(t, h, runs.ID, func(sb sandbox.Sandbox) bool { return sb.Status.Terminal() })
+	until(t, h, runs.ID, func(sb sandbox.Sandbox) bool { return sb.Status == sandbox.StatusStopped })
 	of := func(id sandbox.ID) sandbox.Meters {
 		r, err := h.UsageReport(t.Context(), string(id), sandbox.UsageQuery{})
 		if err != nil {

@@ -50,6 +50,10 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	uppers, err := m.roots.Uppers()
+	if err != nil {
+		return err
+	}
 	found := make([]inherited, len(rows))
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -64,7 +68,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
-			found[i].fate, found[i].e = m.judgeRow(ctx, b, row)
+			found[i].fate, found[i].e = m.judgeRow(ctx, b, row, slices.Contains(uppers, row.ID))
 			return nil
 		})
 	}
@@ -108,7 +112,7 @@ type inherited struct {
 	b    *box
 	row  state.Row
 	fate fate
-	e    ending // of one that must end
+	e    ending // of one that must end, or stops for a reason
 }
 
 // fate is what becomes of a sandbox found at the start.
@@ -122,8 +126,8 @@ const (
 )
 
 // judgeRow decides a sandbox's fate, and opens the shell of one to be
-// adopted.
-func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, ending) {
+// adopted. files tells whether the volume has an upper of it.
+func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row, files bool) (fate, ending) {
 	end := func(r sandbox.Reason, detail string) (fate, ending) {
 		return fateEnd, ending{reason: r, detail: detail, actor: "daemon"}
 	}
@@ -136,8 +140,13 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, en
 		return fateHalt, ending{}
 	case row.Status == sandbox.StatusPending || row.Status == sandbox.StatusCreating:
 		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
+	case row.BootID != m.cfg.BootID && !files:
+		return end(sandbox.ReasonHostRestart, "the host went down before any of its files were on disk")
 	case row.BootID != m.cfg.BootID:
-		return end(sandbox.ReasonHostRestart, "the host restarted under it")
+		if err := m.fitStack(ctx, b.id); err != nil {
+			m.log.ErrorContext(ctx, "compare a sandbox's layers with the volume: it may not start", "sandbox", b.id, "err", err)
+		}
+		return fateHalt, ending{reason: sandbox.ReasonHostRestart, detail: unclean}
 	case halting(row.Sandbox):
 		return fateHalt, ending{}
 	}
@@ -155,6 +164,35 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, en
 		return fateHalt, ending{}
 	}
 	return end(sandbox.ReasonCrashed, "PID 1 was gone when the daemon came back: "+explain(err))
+}
+
+// unclean is the detail of a sandbox whose files were not written to disk in
+// order.
+const unclean = "unclean: the host went down under it; what it wrote in the half minute before may be missing or incomplete, all else is kept"
+
+// fitStack makes the layers a sandbox stands on those that reached the disk
+// before the host went down. A freeze renames the upper to a layer and then
+// writes the row, and neither waits for the disk: where the row came to it and
+// the rename did not, the upper still is what the row calls a layer. The
+// file system keeps the order of its renames, so that these are the last ones.
+func (m *Manager) fitStack(ctx context.Context, id sandbox.ID) error {
+	r, err := m.state.RootOf(ctx, id)
+	if err != nil || r.Pending != nil {
+		return err
+	}
+	there := len(r.Stack)
+	for there > len(r.Image.Layers) && isUpper(r.Stack[there-1]) && !m.roots.HasLayer(r.Stack[there-1]) {
+		there--
+	}
+	if there == len(r.Stack) {
+		return nil
+	}
+	p := state.PendingRoot{Op: state.RootFreeze, Layer: r.Stack[there], Stack: r.Stack[:there], Point: r.Point}
+	if err := m.state.BeginRoot(ctx, id, p, false); err != nil {
+		return err
+	}
+	m.log.WarnContext(ctx, "the last layers of a sandbox were not on disk when the host went down: their files are in its upper", "sandbox", id, "layers", len(r.Stack)-there)
+	return m.state.FinishRoot(ctx, id, p, 0, "", state.Change{}, true)
 }
 
 // errUnfinished tells of a PID 1 that never got its root.
@@ -214,8 +252,11 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 	case fateHalt:
 		log.InfoContext(ctx, "stopping sandbox left by an earlier daemon")
 		ch := state.Change{Actor: "daemon"}
-		if f.row.Status == sandbox.StatusCreating {
+		switch {
+		case f.row.Status == sandbox.StatusCreating:
 			ch = startFailed(errors.New("the daemon ended meanwhile"))
+		case f.e.reason != sandbox.ReasonNone:
+			ch = f.e.change()
 		}
 		_, _ = m.halt(ctx, f.b, f.row.Sandbox, ch) // logs, and tries again by itself
 	case fateEnd:

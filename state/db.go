@@ -308,6 +308,7 @@ func (d *DB) write(ctx context.Context, f func(t *tx) error) error {
 	if t.durable {
 		return d.disk.wait(commit)
 	}
+	d.disk.later()
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -25,6 +26,7 @@ import (
 type disk struct {
 	sync func() error  // writes the log's pages to disk
 	last atomic.Uint64 // number of the newest commit
+	soon atomic.Bool   // a flush is due
 
 	mu      sync.Mutex
 	ended   sync.Cond // an fsync ended
@@ -42,6 +44,21 @@ func newDisk(sync func() error) *disk {
 // committed numbers a commit; the writer calls it in its turn, so that the
 // numbers are in the order of the log.
 func (k *disk) committed() uint64 { return k.last.Add(1) }
+
+// flushWithin bounds what a power cut takes of the commits that wait for no
+// fsync: that a sandbox was made must not be lost much later than its files.
+const flushWithin = time.Second
+
+// later has the commits there are then on disk within flushWithin. Its error
+// is the one the next durable write meets.
+func (k *disk) later() {
+	if k.soon.CompareAndSwap(false, true) {
+		time.AfterFunc(flushWithin, func() {
+			k.soon.Store(false)
+			_ = k.wait(k.last.Load())
+		})
+	}
+}
 
 // failed returns the error that keeps commits from becoming durable.
 func (k *disk) failed() error {
