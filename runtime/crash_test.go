@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -333,6 +335,37 @@ func TestHostRestartKeepsFiles(t *testing.T) {
 		t.Errorf("it stands on %q, %v; want %q", r.Stack, err, want)
 	}
 	h.agree(t)
+}
+
+// TestLaunchHonoursItsDeadline: a shell that does not start in time costs that
+// time, and what starts late is taken away.
+func TestLaunchHonoursItsDeadline(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	create(t, h, sandbox.Spec{}) // the control
+	k.launching, h.launchIn = make(chan struct{}), 10*time.Millisecond
+	_, err := h.Create(t.Context(), sandbox.CreateRequest{})
+	if sandbox.CodeOf(err) != "launch_timeout" {
+		t.Fatalf("%v, want code launch_timeout", err)
+	}
+	close(k.launching)
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(time.Millisecond) {
+		k.mu.Lock()
+		live := 0
+		for _, pid := range k.pids {
+			if unix.Kill(pid, 0) == nil {
+				live++
+			}
+		}
+		sockets := len(k.sockets)
+		k.mu.Unlock()
+		if live <= 2 && sockets == 1 { // one is dead and not yet reaped
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d processes and %d sockets are left, want those of one sandbox", live, sockets)
+		}
+	}
 }
 
 // TestCountersOverTeardown: they never go back and never count twice, seen

@@ -168,7 +168,12 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 	defer b.unlock()
 	sb := p.named(b.id)
 	sb.Slot = s.slot
+	answers := m.answers(ctx, b)
 	o, ch, err := m.dress(ctx, b, sb, p.image, s.has)
+	if hung := <-answers; hung != nil && err == nil {
+		o.Close()
+		err = hung
+	}
 	if err != nil {
 		m.spawn(func() { m.scrap(s) })
 		return sb, false, fmt.Errorf("%w: %w", errUnfit, err)
@@ -206,6 +211,22 @@ func (m *Manager) claim(ctx context.Context, s *pooled, p intention) (row sandbo
 		row, err = m.settled(ctx, row)
 	}
 	return row, existed, err
+}
+
+// claimPatience is how long a pooled shell may take to say that it lives: one
+// that hangs must not become somebody's sandbox.
+const claimPatience = 3 * time.Second
+
+// answers asks PID 1 whether it lives, besides other work.
+func (m *Manager) answers(ctx context.Context, b *box) <-chan error {
+	done := make(chan error, 1)
+	m.spawn(func() {
+		ctx, cancel := context.WithTimeout(ctx, claimPatience)
+		defer cancel()
+		_, err := b.guest.Ping(ctx)
+		done <- err
+	})
+	return done
 }
 
 // settled waits for a creation another request began and returns its outcome.

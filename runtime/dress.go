@@ -29,7 +29,7 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int, awaited bool) (*l
 		m.spawn(m.cgroup.Hasten)
 	}
 	uidBase := m.uidBase(slot)
-	shell, err := m.shells.Start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
+	shell, err := m.start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +37,43 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int, awaited bool) (*l
 	b.shell, b.expected, b.oomKills, b.oomAt = shell, false, 0, time.Time{}
 	b.mu.Unlock()
 	return shell, m.cgroup.Settle(ctx, b.id, shell.PID, uidBase)
+}
+
+// launchTimeout is how long a shell may take to start.
+const launchTimeout = 15 * time.Second
+
+// start makes a shell within its time, or the context's: libcontainer knows
+// neither. One that is late is killed, and what becomes of it nevertheless is
+// taken away.
+func (m *Manager) start(ctx context.Context, spec launch.ShellSpec) (*launch.Shell, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.launchIn)
+	defer cancel()
+	type result struct {
+		shell *launch.Shell
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		shell, err := m.shells.Start(ctx, spec)
+		done <- result{shell, err}
+	}()
+	select {
+	case r := <-done:
+		return r.shell, r.err
+	case <-ctx.Done():
+	}
+	err := sandbox.Errorf(sandbox.ErrDeadline, "launch_timeout", "the shell of sandbox %s did not start in %v: try again; 'sandbox doctor' checks the host: %w", spec.ID, m.launchIn, ctx.Err())
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), retryTeardown)
+	defer cancel()
+	err = errors.Join(err, m.cgroup.Kill(clean, spec.ID)) // what it waits for ends
+	go func() {
+		if r := <-done; r.shell != nil {
+			if err := errors.Join(r.shell.Kill(), r.shell.Close(), m.shells.Remove(spec.ID)); err != nil {
+				m.log.Error("remove a shell that started late: the next start of the daemon does", "shell", spec.ID, "err", err)
+			}
+		}
+	}()
+	return nil, err
 }
 
 // raiseFor builds a shell for one sandbox, and makes its files meanwhile.

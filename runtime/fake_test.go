@@ -55,6 +55,8 @@ type kernel struct {
 	faults                          map[sandbox.ID]*sandbox.NetworkFault
 	disturbed                       []sandbox.ID
 
+	launching chan struct{} // no shell starts before it is closed; nil: at once
+
 	dying chan struct{} // nobody dies before it is closed; nil: at once
 
 	stamps []string // of uppers, in the order of the questions; then any
@@ -499,6 +501,9 @@ type fakeShells struct{ *kernel }
 func (f fakeShells) Start(_ context.Context, spec launch.ShellSpec) (*launch.Shell, error) {
 	if err := f.step("shell.start", nil); err != nil {
 		return nil, err
+	}
+	if f.launching != nil {
+		<-f.launching
 	}
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {

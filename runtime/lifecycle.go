@@ -11,6 +11,10 @@ import (
 // stopGrace is how long processes have between TERM and KILL at a stop.
 const stopGrace = 5 * time.Second
 
+// stopAnswer is how long PID 1 may take to list them: one that hangs is killed
+// with all it has.
+const stopAnswer = 2 * time.Second
+
 // Remove ends a sandbox with reason cancelled and returns its last record.
 // An ended one is returned as it is.
 func (m *Manager) Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
@@ -109,6 +113,10 @@ func (m *Manager) freezeAs(ctx context.Context, id sandbox.ID, s sandbox.Status)
 // five seconds. Start goes on from there. Once begun it comes to its end,
 // also after a crash.
 func (m *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
+	return m.stop(ctx, ref, state.Change{Actor: actor})
+}
+
+func (m *Manager) stop(ctx context.Context, ref string, ch state.Change) (sandbox.Sandbox, error) {
 	return m.changeAs(ctx, WorkStop, ref, func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		if sb.Status != sandbox.StatusRunning && sb.Status != sandbox.StatusPaused {
 			return sb, wrongState(sb, "stop", sandbox.StatusRunning, sandbox.StatusPaused)
@@ -120,7 +128,7 @@ func (m *Manager) Stop(ctx context.Context, ref, actor string) (sandbox.Sandbox,
 		if sb.Status == sandbox.StatusRunning {
 			m.terminate(ctx, b)
 		}
-		return m.halt(ctx, b, sb, state.Change{Actor: actor})
+		return m.halt(ctx, b, sb, ch)
 	})
 }
 
@@ -265,7 +273,9 @@ func (m *Manager) terminate(ctx context.Context, b *box) {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	for first := true; ; first = false {
-		procs, err := b.guest.Processes(ctx)
+		ask, enough := context.WithTimeout(ctx, stopAnswer)
+		procs, err := b.guest.Processes(ask)
+		enough()
 		if err != nil {
 			return
 		}

@@ -57,6 +57,8 @@ type Manager struct {
 	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 
+	launchIn time.Duration // the time a shell has to start
+
 	prices  cost.Shelf // set by Recover
 	budgets budgets
 	sums    sums
@@ -106,7 +108,7 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 	life, cancel := context.WithCancel(context.Background())
 	m := &Manager{
 		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
-		life: life, cancel: cancel, retry: retryTeardown, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
+		life: life, cancel: cancel, retry: retryTeardown, launchIn: launchTimeout, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
 		schedules: make(chan struct{}, 1),
 	}
 	m.cfg.Usage = cfg.Usage.orDefault()
@@ -133,15 +135,20 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 }
 
-// StopAll stops every running sandbox, keeping the filesystems.
-func (m *Manager) StopAll(ctx context.Context, actor string) error {
+// StopAll stops every running sandbox, keeping the filesystems, and has every
+// snapshot on disk when it returns. Their rows say reason and detail.
+func (m *Manager) StopAll(ctx context.Context, actor string, reason sandbox.Reason, detail string) error {
+	ch := state.Change{Actor: actor}
+	if reason != sandbox.ReasonNone {
+		ch.Reason, ch.Detail = &reason, &detail
+	}
 	boxes := m.living()
 	errs := make([]error, len(boxes))
 	var g errgroup.Group
 	g.SetLimit(32) // each may wait for its processes, and all together have one shutdown's time
 	for i, b := range boxes {
 		g.Go(func() error {
-			_, err := m.Stop(ctx, string(b.id), actor)
+			_, err := m.stop(ctx, string(b.id), ch)
 			if !errors.Is(err, sandbox.ErrConflict) {
 				errs[i] = err
 			}
@@ -149,6 +156,7 @@ func (m *Manager) StopAll(ctx context.Context, actor string) error {
 		})
 	}
 	_ = g.Wait()
+	m.hardenLeft()
 	return errors.Join(errs...)
 }
 

@@ -39,7 +39,7 @@ func init() { runtime.LockOSThread() }
 func main() {
 	if err := command().Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
 }
 
@@ -86,11 +86,11 @@ Settings come from the built-in values, then the configuration file, then flags.
 	configured := func() (config, error) {
 		c, err := loadConfig(path, f.Changed("config"))
 		if err != nil {
-			return c, err
+			return c, refusal{err}
 		}
 		c.override(flags)
 		if err := c.check(); err != nil {
-			return c, fmt.Errorf("configuration: %w", err)
+			return c, refusal{fmt.Errorf("configuration: %w", err)}
 		}
 		return c, nil
 	}

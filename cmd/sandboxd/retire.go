@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // retire stops every sandbox where no daemon runs: their files stay, and the
@@ -31,7 +33,7 @@ func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if err := errors.Join(m.StopAll(end, "daemon"), both.stopAll(end)); err != nil {
+	if err := both.stopAll(end, sandbox.ReasonNone, ""); err != nil {
 		return err
 	}
 	if err := errors.Join(both.close(end), m.Close(end)); err != nil {

@@ -141,18 +141,18 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.WarnContext(ctx, "tell systemd that sandboxd is ready", "err", err)
 	}
+	go feedWatchdog(ctx, log, coreAnswers(c.socketPath(), both))
 	log.InfoContext(ctx, "ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
 	serveErr := serveAll(ctx, handler, lns)
 	in.Close()
 
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+	defer moreTime()()
+	stopped, err := both.stopFor(context.WithoutCancel(ctx), stopSandboxes)
+	serveErr = errors.Join(serveErr, err)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if stopSandboxes {
-		log.InfoContext(ctx, "stopping every sandbox")
-		serveErr = errors.Join(serveErr, m.StopAll(end, "daemon"), both.stopAll(end))
-	}
-	log.InfoContext(ctx, "ended; sandboxes that run go on", "stopped_sandboxes", stopSandboxes)
+	log.InfoContext(ctx, "ended; sandboxes that run go on", "stopped_sandboxes", stopped)
 	return errors.Join(serveErr, both.close(end), m.Close(end))
 }
 

@@ -286,14 +286,47 @@ func (w *worlds) openLab(ctx context.Context, g *guard.Manager) (*lab.Lab, error
 	return l, l.Start(ctx)
 }
 
-// stopAll stops every sandbox of production.
-func (w *worlds) stopAll(ctx context.Context) error {
+// stopFor stops the sandboxes of both worlds where the host goes down, or
+// where asked; true if it did. They are not left to the end of the host, which
+// kills what still runs and writes no file of theirs to disk first.
+func (w *worlds) stopFor(ctx context.Context, asked bool) (stopped bool, err error) {
+	down := hostGoesDown(ctx)
+	if !down && !asked {
+		return false, nil
+	}
+	limit, reason, detail := shutdownTimeout, sandbox.ReasonNone, ""
+	if down {
+		limit, reason, detail = hostDownTimeout, sandbox.ReasonHostRestart, "the host was shut down; its files are whole"
+	}
+	w.log.InfoContext(ctx, "stopping every sandbox", "host_goes_down", down)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if w.lab != nil { // it would start its agents again
+		err = w.lab.Close(ctx)
+	}
+	return true, errors.Join(err, w.stopAll(ctx, reason, detail))
+}
+
+// stopAll stops every sandbox of both worlds.
+func (w *worlds) stopAll(ctx context.Context, reason sandbox.Reason, detail string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.far == nil {
-		return nil
+	err := w.m.StopAll(ctx, "daemon", reason, detail)
+	if w.far != nil {
+		err = errors.Join(err, w.far.StopAll(ctx, "daemon", reason, detail))
 	}
-	return w.far.StopAll(ctx, "daemon")
+	return err
+}
+
+// databases are those of the worlds that are open.
+func (w *worlds) databases() []*state.DB {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := []*state.DB{w.parts.db}
+	if w.farDB != nil {
+		all = append(all, w.farDB)
+	}
+	return all
 }
 
 // close ends the lab, and lets go of production; its sandboxes go on.

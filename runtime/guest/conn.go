@@ -25,6 +25,8 @@ const (
 	// replyTimeout is how long PID 1 may take to answer where no stream is
 	// asked for. A listing of 100,000 files on a busy host takes seconds.
 	replyTimeout = 30 * time.Second
+	// pingTimeout is the same for the question whether it lives.
+	pingTimeout = 5 * time.Second
 	// removeTimeout is the same for the removal of a tree of any size.
 	removeTimeout = 10 * time.Minute
 )
@@ -34,6 +36,8 @@ func (g *Guest) patience(op string) time.Duration {
 	switch {
 	case g.hurry > 0:
 		return g.hurry
+	case op == initproto.OpPing:
+		return pingTimeout
 	case op == initproto.OpRemove, op == initproto.OpInput: // as long as a process does not read
 		return removeTimeout
 	}
