@@ -230,20 +230,6 @@ func (t *Tree) apply(dir string, plan []setting) error {
 	return nil
 }
 
-// WorkDir opens the directory of the workload's cgroup, for PID 1 to start
-// processes in. The caller closes it. ErrNotFound before Settle.
-func (t *Tree) WorkDir(id sandbox.ID) (*os.File, error) {
-	dir, err := t.at(id, partWork)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, notFound(id, err)
-	}
-	return f, nil
-}
-
 // notFound gives err class ErrNotFound where it means that the sandbox has no
 // such cgroup.
 func notFound(id sandbox.ID, err error) error {

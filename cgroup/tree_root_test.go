@@ -58,7 +58,7 @@ func TestLifeOfATree(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := tree.WorkDir(id); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := os.Stat(dirOf(t, tree, id, partWork)); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("work before Settle: %v", err)
 	}
 	if u, err := tree.Usage(id); err != nil || u.PIDs != 0 {
@@ -145,7 +145,7 @@ func TestGuestRights(t *testing.T) {
 	if err := makeCgroup(dirOf(t, tree, id, partWork)); err != nil {
 		t.Fatal(err)
 	}
-	work, err := tree.WorkDir(id)
+	work, err := os.Open(dirOf(t, tree, id, partWork))
 	if err != nil {
 		t.Fatal(err)
 	}

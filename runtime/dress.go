@@ -176,11 +176,7 @@ func (m *Manager) dress(ctx context.Context, b *box, sb sandbox.Sandbox, image s
 	if err != nil || has.prepared {
 		return o, ch, err
 	}
-	o.config.Seccomp = m.cfg.Seccomp
-	if o.config.Work, err = m.cgroup.WorkDir(b.id); err != nil {
-		o.Close()
-		return nil, ch, err
-	}
+	o.config.Seccomp, o.config.Work = m.cfg.Seccomp, true
 	return o, ch, nil
 }
 
@@ -224,9 +220,6 @@ type outfit struct {
 // Close lets go of the descriptors; what PID 1 took it keeps.
 func (o *outfit) Close() {
 	_ = o.root.Close() // descriptors of mounts: nothing to lose
-	if o.config.Work != nil {
-		_ = o.config.Work.Close()
-	}
 }
 
 // outfit mounts the root of a sandbox; furnished says that the root tells its

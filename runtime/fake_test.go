@@ -200,13 +200,6 @@ func (f fakeCgroups) Settle(context.Context, sandbox.ID, int, uint32) error {
 	return f.step("cgroup.settle", nil)
 }
 
-func (f fakeCgroups) WorkDir(sandbox.ID) (*os.File, error) {
-	if err := f.step("cgroup.workdir", nil); err != nil {
-		return nil, err
-	}
-	return os.Open("/")
-}
-
 func (f fakeCgroups) SetLimits(sandbox.ID, sandbox.Limits) error {
 	return f.step("cgroup.limits", nil)
 }

@@ -95,7 +95,7 @@ func TestLifeFromNothingToGone(t *testing.T) {
 // creationSteps are the steps of a creation in their order.
 var creationSteps = []string{
 	"cgroup.create", "rootfs.upper", "shell.start", "cgroup.settle", "cgroup.limits", "net.attach",
-	"rootfs.mount", "cgroup.workdir", "guest.configure",
+	"rootfs.mount", "guest.configure",
 }
 
 // releaseSteps are the steps of the teardown; those after the first go in the

@@ -317,13 +317,8 @@ func (m *Manager) raiseForPool(ctx context.Context, s *pooled) error {
 	if err := m.net.Attach(ctx, netns.Attachment{ID: s.b.id, Slot: s.slot, NetNS: shell.NetNS, Policy: off}); err != nil {
 		return err
 	}
-	work, err := m.cgroup.WorkDir(s.b.id)
-	if err != nil {
-		return err
-	}
-	defer work.Close()
 	s.has = given{cgroup: &limits, upper: &limits, identity: guess, network: true, prepared: true}
-	return s.b.guest.Prepare(ctx, guest.PrepareConfig{Seccomp: m.cfg.Seccomp, Work: work})
+	return s.b.guest.Prepare(ctx, guest.PrepareConfig{Seccomp: m.cfg.Seccomp, Work: true})
 }
 
 // scrap removes a shell without a row, again and again until nothing is left,

@@ -23,7 +23,6 @@ type Cgroups interface {
 	Create(id sandbox.ID) error
 	Hasten()
 	Settle(ctx context.Context, id sandbox.ID, pid int, uidBase uint32) error
-	WorkDir(id sandbox.ID) (*os.File, error)
 	SetLimits(id sandbox.ID, l sandbox.Limits) error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 	Usage(id sandbox.ID) (sandbox.Usage, error)

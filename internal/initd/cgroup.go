@@ -10,6 +10,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/internal/linux"
 )
 
 // procGroup is a process's own cgroup beneath the work cgroup. It makes "the
@@ -22,6 +25,25 @@ type procGroup struct {
 	// killed is set once cgroup.kill was written: some kernels (6.18 is one)
 	// then kill whatever is forked into the cgroup later, too.
 	killed bool
+}
+
+// openWork opens the cgroup that processes go to. It lies on a mount that PID 1
+// makes of its own cgroup namespace and attaches nowhere: ".." ends at the
+// namespace's root, the sandbox's own cgroup. A child may reach any descriptor
+// of PID 1 until it has called execve, so PID 1 must hold none from which a
+// path leads to the host's files, as one of the host's own cgroup2 mount does.
+func openWork() (*os.File, error) {
+	mount, err := linux.NewMount("cgroup2", nil, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	// Letting go of a mount waits for RCU. What was opened on it stays good.
+	defer func() { go mount.Close() }()
+	fd, err := linux.OpenBeneath(int(mount.Fd()), initproto.WorkCgroup, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_BENEATH)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: initproto.WorkCgroup, Err: err}
+	}
+	return os.NewFile(uintptr(fd), initproto.WorkCgroup), nil
 }
 
 // newGroup makes the cgroup; one left by an earlier use of the name is taken over.

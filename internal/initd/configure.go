@@ -35,7 +35,7 @@ var namespaceLimits = []string{
 func (s *Server) configure(c *conn, a initproto.Configure) error {
 	began := time.Now()
 	var done initproto.Configured
-	work, root, extra, err := takeConfigureFDs(c, a)
+	root, extra, err := takeConfigureFDs(c, a)
 	if err != nil {
 		return err
 	}
@@ -45,11 +45,12 @@ func (s *Server) configure(c *conn, a initproto.Configure) error {
 	}
 	unlock, err := s.lockRoot(a, &done)
 	if err != nil {
-		closeAll(work)
 		return err
 	}
 	defer unlock()
-	s.takeWork(work)
+	if err := s.takeWork(a.Work); err != nil {
+		return err
+	}
 	if err := s.applyRoot(a, root, extra, &done); err != nil {
 		return err
 	}
@@ -63,21 +64,15 @@ func (s *Server) configure(c *conn, a initproto.Configure) error {
 // prepare does in advance what a configuration will need. Where one is in
 // force there is nothing to prepare.
 func (s *Server) prepare(c *conn, a initproto.Prepare) error {
-	defer c.noMoreFDs()
-	var work *os.File
-	if a.Work {
-		var err error
-		if work, err = c.takeFD("work cgroup"); err != nil {
-			return err
-		}
-	}
+	c.noMoreFDs()
 	s.cfgMu.Lock()
 	defer s.cfgMu.Unlock()
 	if s.ready.Load() {
-		closeAll(work)
 		return c.reply(struct{}{})
 	}
-	s.takeWork(work)
+	if err := s.takeWork(a.Work); err != nil {
+		return err
+	}
 	if err := s.closeNamespaces(); err != nil {
 		return err
 	}
@@ -127,53 +122,38 @@ func (s *Server) workerFor(a initproto.Configure) (w *worker, err error) {
 	return w, nil
 }
 
-func takeConfigureFDs(c *conn, a initproto.Configure) (work, root *os.File, extra []*os.File, err error) {
+func takeConfigureFDs(c *conn, a initproto.Configure) (root *os.File, extra []*os.File, err error) {
 	defer c.noMoreFDs()
-	if a.Work {
-		if work, err = c.takeFD("work cgroup"); err != nil {
-			return nil, nil, nil, err
-		}
-	}
 	if a.Root {
 		if root, err = c.takeFD("root"); err != nil {
-			closeAll(work)
-			return nil, nil, nil, err
+			return nil, nil, err
 		}
 	}
 	for _, path := range a.Extra {
 		f, err := c.takeFD("extra mount " + path)
 		if err != nil {
-			closeAll(append(extra, work, root)...)
-			return nil, nil, nil, err
+			closeAll(append(extra, root)...)
+			return nil, nil, err
 		}
 		extra = append(extra, f)
 	}
 	if len(extra) > 0 && root == nil {
-		closeAll(append(extra, work)...)
-		return nil, nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "extra mounts come with a new root only")
+		closeAll(extra...)
+		return nil, nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "extra mounts come with a new root only")
 	}
-	return work, root, extra, nil
+	return root, extra, nil
 }
 
-// takeWork makes work the cgroup that processes go to. The same directory
-// again changes nothing: groups in use hold on to the descriptor there was.
-func (s *Server) takeWork(work *os.File) {
-	if work == nil {
-		return
+// takeWork opens the cgroup that processes go to, the first time it is wanted.
+func (s *Server) takeWork(want bool) error {
+	if !want || s.cfg.work != nil {
+		return nil
 	}
-	if s.cfg.work != nil && sameFile(work, s.cfg.work) {
-		closeAll(work)
-		return
+	var err error
+	if s.cfg.work, err = openWork(); err != nil {
+		return sandbox.Errorf(sandbox.ErrUnavailable, "cgroup_failed", "opening the cgroup of processes: %w", err)
 	}
-	s.procs.dropSpare()
-	closeAll(s.cfg.work)
-	s.cfg.work = work
-}
-
-func sameFile(a, b *os.File) bool {
-	sa, erra := a.Stat()
-	sb, errb := b.Stat()
-	return erra == nil && errb == nil && os.SameFile(sa, sb)
+	return nil
 }
 
 func closeAll(files ...*os.File) {

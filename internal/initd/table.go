@@ -186,13 +186,7 @@ func (t *table) makeSpare(work *os.File) error {
 	return nil
 }
 
-// dropSpare removes the spare cgroup.
-func (t *table) dropSpare() {
-	t.mu.Lock()
-	t.dropSpareLocked()
-	t.mu.Unlock()
-}
-
+// dropSpareLocked removes the spare cgroup.
 func (t *table) dropSpareLocked() {
 	if t.spare != nil {
 		t.spare.remove()

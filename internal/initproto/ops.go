@@ -56,9 +56,13 @@ type Info struct {
 	Before     int64   `json:"before"`   // as Configured said for the last of them
 }
 
+// WorkCgroup is the name of the cgroup workloads go to, beneath the root of
+// PID 1's cgroup namespace. PID 1 opens it itself: a descriptor from the host
+// would lead up into the host's files.
+const WorkCgroup = "work"
+
 // Configure carries a whole configuration. Descriptors come in this order:
-// the work cgroup's directory if Work, the root if Root, then one for each of
-// Extra.
+// the root if Root, then one for each of Extra.
 type Configure struct {
 	Hostname     string               `json:"hostname,omitempty"`
 	Address      string               `json:"address,omitempty"`
@@ -73,19 +77,18 @@ type Configure struct {
 	Furnished    bool                 `json:"furnished,omitempty"` // the root's /etc says all that already
 	KeepEnded    int                  `json:"keep_ended,omitempty"`
 	LastProcess  int64                `json:"last_process,omitempty"` // process numbers go on after it
-	Work         bool                 `json:"work,omitempty"`
+	Work         bool                 `json:"cgroup,omitempty"`       // workloads go to WorkCgroup
 	Root         bool                 `json:"root,omitempty"`
 	IfIdle       bool                 `json:"if_idle,omitempty"` // take the root only if no process runs in the one before, and go on with all else
 	Extra        []string             `json:"extra,omitempty"`   // where the extra mounts go
 	Entries      bool                 `json:"entries,omitempty"` // programs find sbx, which enters costs and revenue
 }
 
-// Prepare carries what a configuration will need and can have before it. The
-// work cgroup's directory comes with it if Work.
+// Prepare carries what a configuration will need and can have before it.
 type Prepare struct {
 	Capabilities sandbox.Capabilities `json:"capabilities"`
 	Seccomp      []byte               `json:"seccomp"`
-	Work         bool                 `json:"work,omitempty"`
+	Work         bool                 `json:"cgroup,omitempty"` // workloads go to WorkCgroup
 }
 
 // Configured is the reply to configure: where the time went, in nanoseconds,

@@ -229,7 +229,7 @@ func BenchmarkClaim(b *testing.B) {
 					if err := x.Prepare(ctx(b), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
 						b.Fatal(err)
 					}
-					cfg.Seccomp, cfg.Work = nil, nil
+					cfg.Seccomp, cfg.Work = nil, false
 				} else {
 					x.CloseIdle()
 				}
@@ -287,7 +287,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 			if err := x.Prepare(ctx(b), guest.PrepareConfig{Seccomp: cfg.Seccomp, Work: cfg.Work}); err != nil {
 				b.Fatal(err)
 			}
-			cfg.Seccomp, cfg.Work = nil, nil
+			cfg.Seccomp, cfg.Work = nil, false
 			cfg.Root, _ = x.newRoot()
 			if err := x.Configure(ctx(b), cfg); err != nil {
 				b.Fatal(err)

@@ -46,7 +46,7 @@ func newPrepared(t *testing.T) *box {
 			t.Fatal(err)
 		}
 	}
-	cfg.Seccomp, cfg.Work = nil, nil
+	cfg.Seccomp, cfg.Work = nil, false
 	cfg.Root, _ = b.newRoot()
 	if err := b.Configure(ctx(t), cfg); err != nil {
 		t.Fatal(err)

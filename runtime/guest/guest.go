@@ -54,9 +54,9 @@ type Config struct {
 	KeepEnded    int                  // ended processes kept; 0 means 64
 	LastProcess  int64                // process numbers go on after it
 
-	// Work is the directory of the cgroup workloads go to, opened for
-	// reading (not O_PATH). Nil keeps the one given before.
-	Work *os.File
+	// Work has workloads go to the cgroup initproto.WorkCgroup beneath the root
+	// of PID 1's cgroup namespace, which must exist; once said, it holds.
+	Work bool
 	// Root is a new root to switch to; nil keeps the present one.
 	Root *RootMount
 	// IfIdle takes the root only if no process runs and no file work is under
@@ -87,7 +87,7 @@ type ExtraMount struct {
 type PrepareConfig struct {
 	Capabilities sandbox.Capabilities // empty means root
 	Seccomp      []byte               // from seccomp.Compile
-	Work         *os.File             // as in Config; may be nil
+	Work         bool                 // as in Config
 }
 
 // Prepare does for a PID 1 that has no configuration yet what needs no root:
@@ -97,15 +97,11 @@ type PrepareConfig struct {
 // kept until the next operation. Preparing one that is configured does
 // nothing, repeating it is safe.
 func (g *Guest) Prepare(ctx context.Context, cfg PrepareConfig) error {
-	a := initproto.Prepare{Capabilities: cfg.Capabilities, Seccomp: cfg.Seccomp, Work: cfg.Work != nil}
+	a := initproto.Prepare{Capabilities: cfg.Capabilities, Seccomp: cfg.Seccomp, Work: cfg.Work}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot
 	}
-	var files []*os.File
-	if cfg.Work != nil {
-		files = append(files, cfg.Work)
-	}
-	if err := g.do(ctx, initproto.OpPrepare, a, nil, files...); err != nil {
+	if err := g.do(ctx, initproto.OpPrepare, a, nil); err != nil {
 		return err
 	}
 	g.spare.hold()
@@ -119,16 +115,13 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 	a := initproto.Configure{
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
-		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work != nil, Root: cfg.Root != nil,
+		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work, Root: cfg.Root != nil,
 		IfIdle: cfg.IfIdle, Entries: cfg.Entries,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot
 	}
 	var files []*os.File
-	if cfg.Work != nil {
-		files = append(files, cfg.Work)
-	}
 	if cfg.Root != nil {
 		files = append(files, cfg.Root.Root)
 		for _, e := range cfg.Root.Extra {

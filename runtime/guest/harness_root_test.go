@@ -145,8 +145,7 @@ type box struct {
 	dir    string
 	cmd    *exec.Cmd
 	userns *os.File
-	work   *os.File // nil without cgroup2
-	cgroup string
+	cgroup string // empty without cgroup2
 	roots  int
 }
 
@@ -198,9 +197,6 @@ func (b *box) makeCgroup() {
 		if err := os.Chown(filepath.Join(b.cgroup, p), testIDBase, testIDBase); err != nil {
 			b.t.Fatal(err)
 		}
-	}
-	if b.work, err = os.Open(filepath.Join(b.cgroup, "work")); err != nil {
-		b.t.Fatal(err)
 	}
 }
 
@@ -359,7 +355,7 @@ func (b *box) config() guest.Config {
 	}
 	return guest.Config{
 		Hostname: "box", Address: "10.1.2.3", Capabilities: sandbox.CapabilitiesRoot, Seccomp: prog,
-		Work: b.work, ResolvConf: "nameserver 192.0.2.1\n",
+		Work: b.cgroup != "", ResolvConf: "nameserver 192.0.2.1\n",
 	}
 }
 
