@@ -135,6 +135,12 @@ soak: ## test-root with the repeated tests at full length (SANDBOXD_SOAK_CYCLES)
 	@SANDBOXD_SOAK=1 $(MAKE) --no-print-directory test-root
 	@$(MAKE) --no-print-directory test-vm PKG=./integration RUN='^TestPackage$$'
 
+REDTEAM_MINUTES ?= 30
+.PHONY: redteam
+redteam: build deps-run deps-test ## attack the built programs: every probe of a wall or a fault at full length, random order (REDTEAM_MINUTES, REDTEAM_SEED, RUN)
+	@[ "$$(id -u)" = 0 ] || { echo 'make redteam needs root: run it as root' >&2; exit 1; }
+	@SANDBOXD_BIN=$(BIN) RUN='$(RUN)' scripts/redteam.sh $(REDTEAM_MINUTES)
+
 # Every fuzz target, one after another.
 FUZZTIME ?= 60s
 .PHONY: fuzz
