@@ -29,7 +29,7 @@ func (m *Manager) raise(ctx context.Context, b *box, slot int, awaited bool) (*l
 		m.spawn(m.cgroup.Hasten)
 	}
 	uidBase := m.uidBase(slot)
-	shell, err := m.start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase})
+	shell, err := m.start(ctx, launch.ShellSpec{ID: b.id, CgroupPath: m.cgroup.Path(b.id), UIDBase: uidBase, InitID: m.initID(slot)})
 	if err != nil {
 		return nil, err
 	}

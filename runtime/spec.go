@@ -99,6 +99,10 @@ func (m *Manager) attachment(sb sandbox.Sandbox, shell *launch.Shell) netns.Atta
 
 func (m *Manager) uidBase(slot int) uint32 { return m.cfg.UIDBase + uint32(slot)*idSpan }
 
+// initID returns the host id of the PID 1 of a slot: one of the idSpan below
+// the first slot's, of which there are more than slots.
+func (m *Manager) initID(slot int) uint32 { return m.cfg.UIDBase - idSpan + uint32(slot) }
+
 // environment lays the spec's variables over the image's.
 func environment(image []string, spec map[string]string) map[string]string {
 	env := map[string]string{}

@@ -41,6 +41,12 @@ type VolumeMount struct {
 	Writable bool   `json:"writable,omitempty" doc:"Of a host path, which is read-only without it."`
 }
 
+// InitID is the user id of PID 1 inside a sandbox. It is mapped beside the
+// sandbox's own 65,536, and nobody inside can become it: the system call filter
+// refuses it, and user names resolve to no id above 65535. So the kernel
+// refuses what asks for the same user: limits, affinity and priorities of PID 1.
+const InitID = 65536
+
 // Capabilities is a capability profile (see docs/SECURITY.md).
 type Capabilities string
 

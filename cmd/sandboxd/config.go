@@ -258,8 +258,9 @@ func (c config) check() error {
 	if most := int((1<<32 - 2 - uint64(c.UIDBase)) >> 16); c.Slots < 1 || c.Slots > most || c.Slots > 57000 {
 		bad("max_sandboxes %d: use 1 to %d with uid_base %d", c.Slots, min(most, 57000), c.UIDBase)
 	}
-	if c.UIDBase < 65536 || c.UIDBase%65536 != 0 {
-		bad("uid_base %d: use a multiple of 65536 above all ids of the host", c.UIDBase)
+	// The 65,536 ids below are those of PID 1, one for each slot.
+	if c.UIDBase < 2*65536 || c.UIDBase%65536 != 0 {
+		bad("uid_base %d: use a multiple of 65536, at least 131072, with this id and the 65536 below it above all ids of the host", c.UIDBase)
 	}
 	if c.Pool.Size < 0 || c.Pool.Size > maxPool {
 		bad("pool.size %d: use 0 (no pool) to %d", c.Pool.Size, maxPool)

@@ -62,6 +62,7 @@ func TestConfigRefuses(t *testing.T) {
 		"no slots":           "max_sandboxes: 0",
 		"too many slots":     "max_sandboxes: 60000",
 		"crooked uid base":   "uid_base: 100000",
+		"no room for PID 1":  "uid_base: 65536",
 		"bad image":          "default_image: ../x",
 		"bad log format":     "log_format: xml",
 		"bind everything":    "bind_roots: [/]",

@@ -2,6 +2,7 @@ package initd
 
 import (
 	"fmt"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -31,6 +32,10 @@ const threadSignal = syscall.Signal(33)
 // Not being dumpable keeps same-user workloads from tracing PID 1 and the
 // child it forks, which shares PID 1's memory until it has called execve.
 //
+// Where PID 1 has a user id of its own (sandbox.InitID), its file work is done
+// as the sandbox's root all the same: only the file system id is 0, of every
+// thread there is and so of every one to come.
+//
 // It mounts what stands on /dev, see sharedMounts, and covers the boot id.
 func Prepare() error {
 	for s := syscall.Signal(1); s < 65; s++ {
@@ -41,6 +46,11 @@ func Prepare() error {
 		signal.Ignore(s) // the runtime then no longer resets it in each child
 		if err := linux.DefaultSignal(s); err != nil {
 			return err
+		}
+	}
+	if os.Geteuid() != 0 {
+		if _, _, e := syscall.AllThreadsSyscall(unix.SYS_SETFSUID, 0, 0, 0); e != 0 {
+			return fmt.Errorf("doing file work as the sandbox's root: %w", e)
 		}
 	}
 	// Times are told in UTC. The zone of the root's /etc/localtime is nothing to

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // data is struct seccomp_data.
@@ -123,6 +125,23 @@ func TestCompiledFilter(t *testing.T) {
 		{"clone thread", call(unix.SYS_CLONE, unix.CLONE_VM|unix.CLONE_THREAD|unix.CLONE_SIGHAND), "allow"},
 		{"clone new user", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|uint64(unix.SIGCHLD)), "EPERM"},
 		{"clone new net", call(unix.SYS_CLONE, unix.CLONE_NEWNET), "EPERM"},
+		{"become PID 1's id", call(unix.SYS_SETUID, sandbox.InitID), "EINVAL"},
+		{"become PID 1's id with high bits", call(unix.SYS_SETUID, sandbox.InitID|high), "EINVAL"},
+		{"become another", call(unix.SYS_SETUID, 1000), "allow"},
+		{"really", call(unix.SYS_SETREUID, sandbox.InitID, 0), "EINVAL"},
+		{"effectively", call(unix.SYS_SETREUID, 0, sandbox.InitID), "EINVAL"},
+		{"not", call(unix.SYS_SETREUID, 1, 1), "allow"},
+		{"first of three", call(unix.SYS_SETRESUID, sandbox.InitID, 0, 0), "EINVAL"},
+		{"second of three", call(unix.SYS_SETRESUID, 0, sandbox.InitID, 0), "EINVAL"},
+		{"third of three", call(unix.SYS_SETRESUID, 0, 0, sandbox.InitID), "EINVAL"},
+		{"none of three", call(unix.SYS_SETRESUID, 0, 0, 0xffffffff), "allow"},
+		{"for files", call(unix.SYS_SETFSUID, sandbox.InitID), "EINVAL"},
+		{"a group of that number is not mapped", call(unix.SYS_SETGID, sandbox.InitID), "allow"},
+		{"give a file to PID 1", call(unix.SYS_CHOWN, 0, sandbox.InitID), "EINVAL"},
+		{"give a link to PID 1", call(unix.SYS_LCHOWN, 0, sandbox.InitID), "EINVAL"},
+		{"give an open file to PID 1", call(unix.SYS_FCHOWN, 0, sandbox.InitID), "EINVAL"},
+		{"give a file beneath to PID 1", call(unix.SYS_FCHOWNAT, 0, 0, sandbox.InitID), "EINVAL"},
+		{"give a file away", call(unix.SYS_FCHOWNAT, 0, 0, 65535, sandbox.InitID), "allow"},
 		{"clone3", call(unix.SYS_CLONE3), "allow"},
 		{"unshare", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER), "EPERM"},
 		{"setns", call(unix.SYS_SETNS), "EPERM"},

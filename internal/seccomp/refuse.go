@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // refusal answers one system call with errno when one of its arguments has,
@@ -47,6 +49,20 @@ var refusals = []refusal{
 
 	{call: unix.SYS_CLONE, errno: unix.EPERM, bits: unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
 		unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP},
+
+	// PID 1's own id is mapped, and whoever had it could set PID 1's limits.
+	// EINVAL is what the kernel answers to an id that is not mapped.
+	{call: unix.SYS_SETUID, arg: 0, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETREUID, arg: 0, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETREUID, arg: 1, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETRESUID, arg: 0, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETRESUID, arg: 1, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETRESUID, arg: 2, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_SETFSUID, arg: 0, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_CHOWN, arg: 1, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_LCHOWN, arg: 1, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_FCHOWN, arg: 1, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
+	{call: unix.SYS_FCHOWNAT, arg: 2, values: []uint32{sandbox.InitID}, errno: unix.EINVAL},
 
 	// A forged fault signal would end the Go program that is PID 1.
 	{call: unix.SYS_KILL, values: []uint32{1}, errno: unix.EPERM},

@@ -7,6 +7,8 @@ import (
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // idRange is how many ids a sandbox has.
@@ -39,7 +41,8 @@ const oomScoreAdj = 500
 // start. PID 1's exec thread installs the compiled one. Nor are there mounts on
 // /dev: PID 1 makes them itself, at a fraction of the price.
 func shellConfig(sk skeleton, spec ShellSpec) *configs.Config {
-	ids := []configs.IDMap{{ContainerID: 0, HostID: int64(spec.UIDBase), Size: idRange}}
+	gids := []configs.IDMap{{ContainerID: 0, HostID: int64(spec.UIDBase), Size: idRange}}
+	uids := append(gids[:1:1], configs.IDMap{ContainerID: sandbox.InitID, HostID: int64(spec.InitID), Size: 1})
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	mounts := []*configs.Mount{
 		{Source: "proc", Destination: "/proc", Device: "proc", Flags: quiet},
@@ -59,8 +62,8 @@ func shellConfig(sk skeleton, spec ShellSpec) *configs.Config {
 			{Type: configs.NEWUTS},
 			{Type: configs.NEWCGROUP},
 		},
-		UIDMappings:   ids,
-		GIDMappings:   ids,
+		UIDMappings:   uids,
+		GIDMappings:   gids,
 		Mounts:        mounts,
 		MaskPaths:     maskedPaths,
 		ReadonlyPaths: readonlyPaths,
@@ -98,7 +101,8 @@ func deviceRules() []*devices.Rule {
 func allCapabilities() *configs.Capabilities {
 	all := make([]string, 0, len(capabilityNames))
 	all = append(all, capabilityNames...)
-	return &configs.Capabilities{Bounding: all, Effective: all, Permitted: all}
+	// Ambient, because exec takes the others from whoever is not user 0.
+	return &configs.Capabilities{Bounding: all, Effective: all, Permitted: all, Inheritable: all, Ambient: all}
 }
 
 var capabilityNames = []string{

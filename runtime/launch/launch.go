@@ -127,6 +127,7 @@ type ShellSpec struct {
 	ID           sandbox.ID
 	CgroupPath   string // below the cgroup2 mount; exists and is empty
 	UIDBase      uint32 // first of its 65,536 host ids
+	InitID       uint32 // the host id of PID 1, which is sandbox.InitID inside
 	MaxOpenFiles uint64 // set by Start
 }
 
@@ -176,6 +177,9 @@ func closeFile(f *os.File) error {
 // connections. On error nothing is left but processes in the cgroup, and
 // what Remove takes away.
 func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
+	if spec.UIDBase == 0 || spec.InitID == 0 {
+		return nil, fmt.Errorf("start a shell for %s with the host's own root (ids %d and %d): %w", spec.ID, spec.UIDBase, spec.InitID, unix.EINVAL)
+	}
 	if err := l.Remove(spec.ID); err != nil {
 		return nil, err
 	}
@@ -197,7 +201,7 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	defer null.Close()
 	proc := &libcontainer.Process{
 		Args: []string{initPath}, Env: l.env,
-		Cwd: "/", Init: true, ExtraFiles: []*os.File{ln},
+		Cwd: "/", UID: sandbox.InitID, Init: true, ExtraFiles: []*os.File{ln},
 		Stdin: null, Stdout: null, Stderr: null,
 	}
 	if err := ctr.Run(proc); err != nil {

@@ -129,7 +129,7 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	l := newLauncher(t)
 	id := sandbox.NewID()
 	ctx := context.Background()
-	sh, err := l.Start(ctx, ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000})
+	sh, err := l.Start(ctx, ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000, InitID: 0x1fff0007})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 	got := ask(t, l.SocketPath(id))
 	_, got["v2cgroup"], _ = strings.Cut(got["cgroup"], "0::")
 	for k, want := range map[string]string{
-		"pid": "1", "uid": "0", "uidmap": "0 536870912 65536", "hostname": string(id), "v2cgroup": "/",
+		"pid": "1", "uid": "65536", "uidmap": "0 536870912 65536 65536 536805383 1", "hostname": string(id), "v2cgroup": "/",
 		"null": "<nil>", "pts": "<nil>", "pty": "<nil>", "userns": "<nil>", "links": "1",
 	} {
 		if got[k] != want {
@@ -259,7 +259,7 @@ func TestStageProgram(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLauncherWith(t, c.program)
 			id := sandbox.NewID()
-			sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000})
+			sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: testCgroup(t, id), UIDBase: 0x20000000, InitID: 0x1fff0007})
 			if c.fails != (err != nil) {
 				t.Errorf("start: %v; want an error: %v", err, c.fails)
 			}
@@ -287,7 +287,7 @@ func TestDevices(t *testing.T) {
 	for _, shell := range []string{"first", "second", "third"} {
 		id := sandbox.NewID()
 		path := testCgroup(t, id)
-		sh, err := l.Start(t.Context(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000})
+		sh, err := l.Start(t.Context(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000, InitID: 0x1fff0007})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +316,7 @@ func BenchmarkStart(b *testing.B) {
 		b.StopTimer()
 		path := testCgroup(b, id)
 		b.StartTimer()
-		sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000})
+		sh, err := l.Start(context.Background(), ShellSpec{ID: id, CgroupPath: path, UIDBase: 0x20000000, InitID: 0x1fff0007})
 		if err != nil {
 			b.Fatal(err)
 		}
