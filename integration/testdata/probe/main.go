@@ -58,6 +58,30 @@ func run(args []string) error {
 		return tell(attempts, func(f func(string) error) error { return f(args[0]) })
 	case verb == "status":
 		return status()
+	case verb == "signals" && len(args) > 0:
+		rounds, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		return signals(1, rounds, args[1:]...)
+	case verb == "signal-control":
+		return signalControl()
+	case verb == "hammer" && len(args) == 1:
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		return hammer(1, d)
+	case verb == "limits":
+		return limits(1)
+	case verb == "limits-control":
+		return limitsControl()
+	case verb == "timer" && len(args) == 1:
+		sig, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		return ownTimer(sig)
 	case verb == "dial":
 		targets := map[string]string{}
 		for _, a := range args {
