@@ -22,12 +22,15 @@ const threadSignal = syscall.Signal(33)
 // Prepare makes the calling process fit to be PID 1. It must run before any
 // workload does.
 //
-// Every signal gets its default action. Workloads may signal PID 1 as far as
-// their rights go, and the Go runtime, which handles all of them, would end
-// the process on some. The kernel drops those with default action
-// (pid_namespaces(7)). Workloads inherit just that, so the child between fork
-// and exec has nothing to put back, and PID 1 is not woken for SIGCHLD. A
-// fault of its own ends PID 1, as it would anyway.
+// Every signal is ignored that can be. Workloads may signal PID 1 as far as
+// their rights go, root inside by CAP_KILL, and the Go runtime, which handles
+// all of them, would end the process on some. The kernel drops those with
+// default action, too (pid_namespaces(7)), but not one to the whole process
+// that came by a thread which blocks it, as one does while it forks: only what is
+// ignored is harmless there, whatever the kernel. Children put the default back
+// (linux.ForkExec). A fault of its own ends PID 1 all the same. SIGCHLD keeps
+// its default action, which wakes nobody: ignored, it would take the children's
+// ends away.
 //
 // Not being dumpable keeps same-user workloads from tracing PID 1 and the
 // child it forks, which shares PID 1's memory until it has called execve.
@@ -43,8 +46,12 @@ func Prepare() error {
 		case syscall.SIGKILL, syscall.SIGSTOP, runtimeSignal, threadSignal:
 			continue
 		}
-		signal.Ignore(s) // the runtime then no longer resets it in each child
-		if err := linux.DefaultSignal(s); err != nil {
+		signal.Ignore(s) // the runtime then leaves it alone
+		does := linux.SignalIgnored
+		if s == syscall.SIGCHLD {
+			does = linux.SignalDefault
+		}
+		if err := linux.SetSignal(s, does); err != nil {
 			return err
 		}
 	}

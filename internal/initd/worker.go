@@ -1,10 +1,12 @@
 package initd
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +34,7 @@ const becomeUser uint64 = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID
 type worker struct {
 	jobs    chan forkJob
 	profile sandbox.Capabilities
+	token   linux.ForkToken // its thread's alone: lets it use clone3
 }
 
 type forkJob struct {
@@ -81,7 +84,7 @@ func (w *worker) run(caps uint64, filter []byte, ready chan<- error) {
 			j.done <- forkResult{err: linux.EnterLandlockDomain()}
 			continue
 		}
-		pid, err := syscall.ForkExec(j.path, j.argv, j.attr)
+		pid, err := linux.ForkExec(j.path, j.argv, j.attr, w.token)
 		j.done <- forkResult{pid, err}
 	}
 }
@@ -102,7 +105,10 @@ func (w *worker) restrict(caps uint64, filter []byte) error {
 	if len(filter) == 0 {
 		return fmt.Errorf("no seccomp filter given: %w", unix.EINVAL)
 	}
-	return linux.SetSeccomp(filter)
+	if _, err := rand.Read(unsafe.Slice((*byte)(unsafe.Pointer(&w.token)), unsafe.Sizeof(w.token))); err != nil {
+		return err
+	}
+	return linux.SetSeccomp(linux.AllowClone3(filter, w.token))
 }
 
 // enter puts the thread into a Landlock domain of the present root, once, and

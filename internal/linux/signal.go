@@ -7,13 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSignal gives a signal its default action for the whole process
-// (sigaction(2), SIG_DFL), behind the back of the Go runtime.
-func DefaultSignal(sig unix.Signal) error {
+// What a process does with a signal it does not handle (sigaction(2)).
+const (
+	SignalDefault uint64 = iota // SIG_DFL
+	SignalIgnored               // SIG_IGN
+)
+
+// SetSignal says what the whole process does with a signal, behind the back of
+// the Go runtime.
+func SetSignal(sig unix.Signal, does uint64) error {
 	// struct kernel_sigaction: handler, flags, restorer, mask of 64 bits.
-	var action [4]uint64
+	action := [4]uint64{does}
 	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, unsafe.Sizeof(action[3]), 0, 0); e != 0 {
-		return fmt.Errorf("giving signal %d its default action: %w", sig, e)
+		return fmt.Errorf("setting what signal %d does: %w", sig, e)
 	}
 	return nil
 }
