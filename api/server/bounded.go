@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounded returns a listener that takes at most so many connections at a time
@@ -11,16 +13,52 @@ import (
 // client, slow or greedy, cannot keep others out. What is too many is closed
 // at once: the client tries again when it has closed others.
 func Bounded(ln net.Listener, perAddress, all int) net.Listener {
-	return &bounded{Listener: ln, perAddress: perAddress, all: all, open: map[netip.Prefix]int{}}
+	return &bounded{Listener: ln, perAddress: perAddress, all: all, open: map[any]int{}, who: func(c net.Conn) (any, bool) {
+		return clientOf(c.RemoteAddr()), false
+	}}
+}
+
+// BoundedUnix is Bounded for a unix socket, where the clients are users. The
+// operator, the user self, is not counted: whatever others hold open, he gets
+// in.
+func BoundedUnix(ln net.Listener, self uint32, perUser, all int) net.Listener {
+	return &bounded{Listener: ln, perAddress: perUser, all: all, open: map[any]int{}, who: func(c net.Conn) (any, bool) {
+		p := newPeer(c)
+		return p.uid, p.known && p.uid == self
+	}}
 }
 
 type bounded struct {
 	net.Listener
 	perAddress, all int
+	who             func(net.Conn) (client any, free bool)
 
 	mu    sync.Mutex
-	open  map[netip.Prefix]int
+	open  map[any]int
 	total int
+}
+
+// The daemon keeps ownFiles descriptors for itself and the operator; of the
+// others a connection takes perConnection at most, and each of the three
+// listeners has a third.
+const (
+	ownFiles      = 256
+	perConnection = 4
+	listeners     = 3
+)
+
+// most is how many connections the limit of open files leaves room for, which
+// is looked at each time: it can be changed from outside (prlimit(1)).
+func (b *bounded) most() int {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return b.all
+	}
+	room := uint64(1)
+	if lim.Cur > ownFiles {
+		room = max(room, (lim.Cur-ownFiles)/(perConnection*listeners))
+	}
+	return int(min(room, uint64(b.all)))
 }
 
 func (b *bounded) Accept() (net.Conn, error) {
@@ -29,7 +67,10 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		at := clientOf(c.RemoteAddr())
+		at, free := b.who(c)
+		if free {
+			return c, nil
+		}
 		if b.enter(at) {
 			return &boundedConn{Conn: c, leave: sync.OnceFunc(func() { b.leave(at) })}, nil
 		}
@@ -37,10 +78,10 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-func (b *bounded) enter(at netip.Prefix) bool {
+func (b *bounded) enter(at any) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.total >= b.all || b.open[at] >= b.perAddress {
+	if b.total >= b.most() || b.open[at] >= b.perAddress {
 		return false
 	}
 	b.total++
@@ -48,7 +89,7 @@ func (b *bounded) enter(at netip.Prefix) bool {
 	return true
 }
 
-func (b *bounded) leave(at netip.Prefix) {
+func (b *bounded) leave(at any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.total--

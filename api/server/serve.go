@@ -230,6 +230,9 @@ func peerOf(ctx context.Context) peer {
 // noted when a unix socket was connected (unix(7), SO_PEERCRED).
 func newPeer(c net.Conn) peer {
 	p := peer{conn: c}
+	if b, ok := c.(*boundedConn); ok {
+		c = b.Conn
+	}
 	uc, ok := c.(*net.UnixConn)
 	if !ok {
 		return p

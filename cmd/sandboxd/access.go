@@ -107,7 +107,7 @@ func listenAll(c config, log *slog.Logger) ([]net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := []net.Listener{ln}
+	all := []net.Listener{server.BoundedUnix(ln, uint32(os.Geteuid()), c.Access.Most/4, c.Access.Most)}
 	if c.Listen != "" {
 		secure, err := listenTLS(c, c.Listen, log)
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -115,6 +116,67 @@ func TestHungInit(t *testing.T) {
 	timed("rm", func() error { _, err := d.Remove(t.Context(), id); return err })
 }
 
+// TestOperatorGetsIn has a user of the socket open as many connections as he
+// can, and the daemon's limit of open files lowered below that: root still
+// lists and removes. The control: some of the user's connections are closed.
+func TestOperatorGetsIn(t *testing.T) {
+	d := harness.Install(t, "socket_group: nogroup\n")
+	sb := d.New(t, sandbox.Spec{})
+	if err := unix.Prlimit(d.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 400, Max: 400}, nil); err != nil {
+		t.Fatal(err)
+	}
+	flood := exec.CommandContext(t.Context(), "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", `
+import socket, sys, time
+held = []
+for i in range(600):
+    s = socket.socket(socket.AF_UNIX); s.setblocking(False)
+    try:
+        s.connect(sys.argv[1]); s.send(b"GET /v1/sandboxes HTTP/1.1\r\n")
+    except OSError: pass
+    held.append(s)
+    if i % 50 == 0: time.sleep(0.05)
+time.sleep(1)
+def closed(s):
+    try: return s.recv(1) == b""
+    except BlockingIOError: return False
+    except OSError: return True
+print(sum(map(closed, held)), flush=True); sys.stdin.read()`, filepath.Join(d.Dir, "run", "sandboxd.sock"))
+	in, err := flood.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := flood.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flood.Stderr = os.Stderr
+	if err := flood.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 16)
+	n, err := out.Read(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second) // unfinished requests are cut off after 10
+	defer cancel()
+	operator, err := client.New(d.Host())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := operator.List(ctx, sandbox.Filter{}); err != nil {
+		t.Errorf("list: %v", err)
+	}
+	if _, err := operator.Remove(ctx, string(sb.ID)); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if closed, err := strconv.Atoi(strings.TrimSpace(string(said[:n]))); err != nil || closed < 100 {
+		t.Errorf("%d of the user's 600 connections were closed, %v: this shows nothing", closed, err)
+	}
+	_ = in.Close()
+	_ = flood.Wait()
+}
+
 // TestWatchdog listens where systemd would: the daemon reports as long as it
 // answers, not while its database does not, and then again.
 func TestWatchdog(t *testing.T) {
@@ -149,35 +211,30 @@ func TestWatchdog(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, "reports", more(3))
 
 	// Somebody holds the database's write lock.
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	lock := exec.CommandContext(ctx, "python3", "-c", `
-import sqlite3, sys
-c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute("BEGIN IMMEDIATE")
-print("held", flush=True); sys.stdin.read()`, filepath.Join(d.Dir, "state", "sandboxd.db"))
-	in, err := lock.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := lock.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lock.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatal(err)
-	}
+	lock := writeLock(t, filepath.Join(d.Dir, "state", "sandboxd.db"))
 	<-time.After(2 * time.Second) // one that was under way
 	from := fed.Load()
 	<-time.After(6 * time.Second) // six times as long as between two
 	if got := fed.Load() - from; got != 0 {
 		t.Errorf("%d reports while the database did not answer", got)
 	}
-	_ = in.Close()
-	_ = lock.Wait()
+	lock.Close()
 	testenv.Eventually(t, 60*time.Second, "reports again", more(2))
+}
+
+// writeLock holds the write lock of a database in WAL mode, until it is closed:
+// a POSIX lock on a byte of the file that its users share (walformat.html).
+func writeLock(t *testing.T, db string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(db+"-shm", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	testenv.Eventually(t, 20*time.Second, "the database's write lock", func() bool {
+		return unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 120, Len: 1}) == nil
+	})
+	return f
 }
 
 // TestExitStatusOfBadConfig is what keeps the unit from starting the daemon

@@ -74,7 +74,7 @@ crashes() {
   ready
 }
 
-cut() {
+powercut() {
   : > "$work/load"
   ("$vm" ssh sh $load load >> "$work/load" 2> /dev/null < /dev/null || true) &
   local loader=$!
@@ -100,6 +100,6 @@ cut() {
 setup
 case $what in reboot | all) reboot ;; esac
 case $what in crashes | all) crashes ;; esac
-case $what in cuts | all) clean; for i in $(seq "$cuts"); do cut "$i"; done ;; esac
+case $what in cuts | all) clean; for i in $(seq "$cuts"); do powercut "$i"; done ;; esac
 say "$failures failures"
 [ $failures = 0 ]
