@@ -68,6 +68,7 @@ type Problem struct {
 	Status    int    `json:"status" doc:"The HTTP status."`
 	Detail    string `json:"detail" doc:"What went wrong with which object, and what to do next."`
 	Code      string `json:"code" doc:"Stable word for programs."`
+	Reason    string `json:"reason,omitempty" doc:"Of sandbox_ended and sandbox_stopped: the sandbox's end reason, where it has one."`
 	RequestID string `json:"request_id,omitempty" doc:"Names this request in the daemon's log."`
 }
 
@@ -88,7 +89,9 @@ func NewProblem(class error, code, detail, requestID string) *Problem {
 func ProblemOf(err error, requestID string) *Problem {
 	if e, ok := errors.AsType[*sandbox.Error](err); ok && inTable(e.Class) {
 		detail := err.Error() // with what was wrapped around it
-		return NewProblem(e.Class, e.Code, detail, requestID)
+		p := NewProblem(e.Class, e.Code, detail, requestID)
+		p.Reason = string(e.Reason)
+		return p
 	}
 	if class := sandbox.ClassOf(err); class != nil && inTable(class) {
 		return NewProblem(class, codeOfClass(class), err.Error(), requestID)
@@ -135,7 +138,7 @@ func (p *Problem) Err() error {
 	if detail == "" {
 		detail = fmt.Sprintf("the server answered %d %s", p.Status, http.StatusText(p.Status))
 	}
-	return &sandbox.Error{Class: ClassOf(p.Status), Code: code, Detail: detail, Cause: p}
+	return &sandbox.Error{Class: ClassOf(p.Status), Code: code, Detail: detail, Cause: p, Reason: sandbox.Reason(p.Reason)}
 }
 
 // Error makes a Problem an error as it stands, for the server's framework.

@@ -145,6 +145,7 @@ type OutputLine struct {
 	Dropped int64               `json:"dropped,omitempty" doc:"Bytes missing just before offset."`
 	Data    []byte              `json:"data,omitempty" doc:"base64."`
 	Exit    *sandbox.ExitStatus `json:"exit,omitempty" doc:"On the last line of an ended process."`
+	Problem *Problem            `json:"problem,omitempty" doc:"On the last line, where the output ends for another reason than the process's end."`
 }
 
 // WebhookList lists webhooks, the oldest first, without their secrets.

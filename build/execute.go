@@ -248,7 +248,10 @@ func (s *step) run(ctx context.Context, id sandbox.ID) error {
 		}
 	}
 	exit, ok := p.Exit()
-	if ok && exit.Code == 0 {
+	switch {
+	case !ok:
+		return sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "Dockerfile line %d: the step's sandbox ended before the step did", s.op.line)
+	case exit.Code == 0:
 		return nil
 	}
 	return s.x.ended(s.op.line, fate(exit), tail.String())

@@ -30,6 +30,7 @@ type box struct {
 	shell    *launch.Shell      // guarded by mu; nil while none runs
 	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
 	expected bool               // guarded by mu; PID 1's end is our doing
+	cut      cut                // guarded by mu; what is killing its processes now
 	struck   *ending            // guarded by mu; how it ends, of one killed before its row says so
 	earlier  sandbox.Usage      // guarded by mu; of shells before this one
 	counted  bool               // guarded by mu; earlier has this one's too, for good
@@ -85,6 +86,13 @@ func (b *box) setStatus(s sandbox.Status, why sandbox.Reason) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.status, b.byBudget = s, why == sandbox.ReasonBudget
+}
+
+// setCut notes what kills the processes from now on.
+func (b *box) setCut(c cut) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cut = c
 }
 
 // lastRecord is the row as its end was written, if it was by this box.

@@ -159,7 +159,7 @@ func TestCrashAfterStrike(t *testing.T) {
 	if _, err := h.Start(t.Context(), string(sb.ID), ""); err == nil {
 		t.Error("started")
 	}
-	if _, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"true"}}); sandbox.CodeOf(err) != "sandbox_not_running" {
+	if _, err := h.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"true"}}); sandbox.CodeOf(err) != sandbox.CodeEnded {
 		t.Errorf("a command in it: %v", err)
 	}
 	h.crash()

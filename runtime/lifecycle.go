@@ -125,6 +125,7 @@ func (m *Manager) stop(ctx context.Context, ref string, ch state.Change) (sandbo
 		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
 			return sb, err
 		}
+		b.setCut(cutStop)
 		if sb.Status == sandbox.StatusRunning {
 			m.terminate(ctx, b)
 		}
@@ -209,7 +210,7 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 			return sb, err
 		}
 		b.mu.Lock()
-		b.earlier = sb.Usage
+		b.earlier, b.cut = sb.Usage, cutNone
 		b.mu.Unlock()
 		row, err := m.move(ctx, b.id, sandbox.StatusCreating, unreasoned(actor), sandbox.StatusStopped)
 		if err != nil {

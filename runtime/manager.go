@@ -251,7 +251,9 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 	case sandbox.StatusPaused:
 		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_paused", "sandbox %s is paused: 'sandbox resume %s' first", ref, ref)
 	case sandbox.StatusStopped:
-		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_stopped", "sandbox %s is stopped: 'sandbox start %s' first", ref, ref)
+		return nil, stopped(sb)
+	case sandbox.StatusCompleting, sandbox.StatusCompleted, sandbox.StatusFailed:
+		return nil, ended(sb)
 	default:
 		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_not_running", "sandbox %s is %s, not running", ref, sb.Status)
 	}
@@ -259,7 +261,20 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 
 // ended is the error for work on a sandbox that is gone.
 func ended(sb sandbox.Sandbox) error {
-	return sandbox.Errorf(sandbox.ErrConflict, "sandbox_ended", "sandbox %s has ended (%s): its record stays, create another to go on", sb.ID, sb.Reason)
+	why := string(sb.Reason)
+	if sb.Detail != "" {
+		why += ": " + clip(sb.Detail, 500)
+	}
+	return &sandbox.Error{Class: sandbox.ErrConflict, Code: sandbox.CodeEnded, Reason: sb.Reason, Detail: fmt.Sprintf("sandbox %s has ended (%s); its record stays, create another to go on", sb.ID, why)}
+}
+
+// stopped is the error for work on a sandbox that has no processes.
+func stopped(sb sandbox.Sandbox) error {
+	why := ""
+	if sb.Reason != sandbox.ReasonNone {
+		why = " (" + string(sb.Reason) + ")"
+	}
+	return &sandbox.Error{Class: sandbox.ErrConflict, Code: sandbox.CodeStopped, Reason: sb.Reason, Detail: fmt.Sprintf("sandbox %s is stopped%s, its files are kept: 'sandbox start %s' first", sb.ID, why, sb.ID)}
 }
 
 // List returns a page of sandboxes.

@@ -41,14 +41,14 @@ func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec
 	if err := m.imageCommand(ctx, b, &spec); err != nil {
 		return nil, err
 	}
-	leave, heard := b.enter(), m.hurry.begin()
+	leave, heard, shell := b.enter(), m.hurry.begin(), b.present()
 	p, err := b.guest.Exec(ctx, spec)
 	if err != nil {
 		leave()
 		heard()
-		return nil, err
+		return nil, m.fate(b, shell, err)
 	}
-	a := m.attach(b, leave, p)
+	a := m.attach(b, shell, leave, p)
 	a.heard = heard
 	return a, nil
 }
@@ -89,13 +89,13 @@ func (m *Manager) Attach(ctx context.Context, ref string, id sandbox.ProcessID, 
 	if err != nil {
 		return nil, err
 	}
-	leave := b.enter()
+	leave, shell := b.enter(), b.present()
 	p, err := b.guest.Attach(ctx, id, offset)
 	if err != nil {
 		leave()
-		return nil, err
+		return nil, m.fate(b, shell, err)
 	}
-	return m.attach(b, leave, p), nil
+	return m.attach(b, shell, leave, p), nil
 }
 
 // Processes lists a sandbox's processes: PID 1's own list while it runs, the

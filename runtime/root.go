@@ -166,6 +166,8 @@ func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image
 	defer o.Close()
 	var done guest.Timings
 	o.config.Timings = &done
+	b.setCut(cutReset)
+	defer b.setCut(cutNone)
 	err = b.guest.Configure(ctx, o.config)
 	b.setBefore(done.Before)
 	return err

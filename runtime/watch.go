@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
@@ -148,15 +149,17 @@ func (m *Manager) lookForOOM(b *box) {
 // holds the end of the sandbox back while it drains a main process.
 type attached struct {
 	sandbox.ProcessIO
-	m     *Manager
-	b     *box
-	main  *mainProcess // nil of any other process
-	leave func()
-	heard func() // called with its first word, and later
+	m      *Manager
+	b      *box
+	shell  *launch.Shell // whose process it is
+	main   *mainProcess  // nil of any other process
+	leave  func()
+	heard  func()      // called with its first word, and later
+	closed atomic.Bool // by the client
 }
 
-func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
-	a := &attached{ProcessIO: p, m: m, b: b, leave: leave, heard: func() {}}
+func (m *Manager) attach(b *box, shell *launch.Shell, leave func(), p sandbox.ProcessIO) *attached {
+	a := &attached{ProcessIO: p, m: m, b: b, shell: shell, leave: leave, heard: func() {}}
 	if proc := p.Process(); proc.Main {
 		b.mu.Lock()
 		a.main = b.mainOf(proc.ID)
@@ -170,10 +173,13 @@ func (m *Manager) attach(b *box, leave func(), p sandbox.ProcessIO) *attached {
 func (a *attached) Next() (sandbox.Output, error) {
 	out, err := a.ProcessIO.Next()
 	a.heard()
+	if err == nil {
+		return out, nil
+	}
 	if errors.Is(err, io.EOF) {
 		a.m.restorePoint(a.b, a.Process())
 	}
-	return out, err
+	return out, a.whole(err)
 }
 
 // Feed gives the process input.
@@ -196,6 +202,7 @@ func (a *attached) Exit() (sandbox.ExitStatus, bool) {
 
 // Close lets go; a second call does nothing.
 func (a *attached) Close() error {
+	a.closed.Store(true)
 	if a.leave == nil {
 		return nil
 	}

@@ -28,6 +28,7 @@ type Error struct {
 	Code   string // stable, snake_case: part of the API
 	Detail string // for people
 	Cause  error  // may be nil; for errors.Is and the log
+	Reason Reason // of a sandbox that ended or stopped; part of the API
 }
 
 // Error returns the message for people.
@@ -46,6 +47,22 @@ func (e *Error) Unwrap() []error {
 func Errorf(class error, code, format string, args ...any) error {
 	e := fmt.Errorf(format, args...)
 	return &Error{Class: class, Code: code, Detail: e.Error(), Cause: errors.Unwrap(e)}
+}
+
+// The codes of errors about a sandbox that no longer runs what it ran. Each is
+// ErrConflict; the first two carry the sandbox's Reason.
+const (
+	CodeEnded   = "sandbox_ended"   // gone: its record stays
+	CodeStopped = "sandbox_stopped" // no process, filesystem kept
+	CodeReset   = "sandbox_reset"   // a reset, rollback or undo killed its processes
+)
+
+// ReasonOf returns why the sandbox that err is about ended or stopped.
+func ReasonOf(err error) Reason {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Reason
+	}
+	return ReasonNone
 }
 
 // CodeOf returns the stable code of err, or "internal".

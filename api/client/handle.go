@@ -126,7 +126,11 @@ func (c *Command) Run(ctx context.Context) error {
 			return fmt.Errorf("passing output of process %s on: %w", p.Process().ID, err)
 		}
 	}
-	if exit, ok := p.Exit(); ok && exit.Code != 0 {
+	exit, ok := p.Exit()
+	switch {
+	case !ok:
+		return errors.Join(ctx.Err(), sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the output of process %s ended before the process did", p.Process().ID))
+	case exit.Code != 0:
 		return errors.Join(ctx.Err(), &ExitError{exit})
 	}
 	return nil

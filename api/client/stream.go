@@ -219,7 +219,10 @@ func (s *stream) message(text []byte) {
 	case api.MsgDropped:
 		s.dropped += m.Bytes
 	case api.MsgExit:
-		s.exit = m.Exit
+		if s.exit = m.Exit; s.exit == nil {
+			s.finish(sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the stream of process %s ended without its exit status: 'sandbox ps' tells what became of it", s.process.ID))
+			return
+		}
 		s.finish(io.EOF)
 	case api.MsgError:
 		err := error(sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the stream ended with an error that says nothing"))

@@ -93,7 +93,7 @@ func codeOf(err error) code {
 	switch sandbox.CodeOf(err) {
 	case "file_exists":
 		return codeAlreadyExists
-	case "sandbox_not_running", "sandbox_paused", "sandbox_unreachable", "sandbox_not_found":
+	case sandbox.CodeEnded, sandbox.CodeStopped, sandbox.CodeReset, "sandbox_not_running", "sandbox_paused", "sandbox_unreachable", "sandbox_not_found":
 		return codeUnavailable
 	}
 	switch class := sandbox.ClassOf(err); {

@@ -240,9 +240,12 @@ func (f *follower) run() error {
 		case f.c.ctx().Err() != nil:
 			return nil
 		default:
-			// PID 1 has gone, or nothing of its root is to be left.
 			f.c.log.Debug("a process's stream broke off", "sandbox", f.c.ref, "process", rec.ID, "err", err)
-			return errAbort
+			switch sandbox.CodeOf(err) {
+			case sandbox.CodeEnded, sandbox.CodeStopped, sandbox.CodeReset:
+				return err // which says why
+			}
+			return errAbort // PID 1 has gone
 		}
 	}
 }

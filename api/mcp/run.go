@@ -217,9 +217,11 @@ func (t *tools) run(ctx context.Context, ref string, spec sandbox.ProcessSpec, i
 		c.add(out)
 	}
 	r := ran{Sandbox: ref, Process: string(p.Process().ID), Stdout: c.text(sandbox.Stdout), Stderr: c.text(sandbox.Stderr)}
-	if exit, ok := p.Exit(); ok {
-		r.ExitCode, r.Signal, r.TimedOut, r.OOM = &exit.Code, exit.Signal, exit.TimedOut, exit.OOM
+	exit, ok := p.Exit()
+	if !ok {
+		return ran{}, sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the output of process %s ended before the process did: read_output tells more", r.Process)
 	}
+	r.ExitCode, r.Signal, r.TimedOut, r.OOM = &exit.Code, exit.Signal, exit.TimedOut, exit.OOM
 	if from, to, ok := c.gap(); ok {
 		r.Cut = fmt.Sprintf("bytes %d to %d of %d of the output are left out", from, to, c.end)
 		if brief {

@@ -113,7 +113,7 @@ func (s *server) stream(ctx context.Context, l *live, sb *sandbox.Sandbox, p san
 	}
 	switch {
 	case err == nil:
-		last := exitMessage(p)
+		last := s.lastMessage(ctx, p)
 		leave() // nothing more to read; the sandbox may be waiting to end
 		err = w.message(ctx, last)
 	case ctx.Err() == nil && !errors.Is(err, errReaderGone):
@@ -179,12 +179,19 @@ func relay(ctx context.Context, p sandbox.ProcessIO, to sink) error {
 	}
 }
 
-func exitMessage(p sandbox.ProcessIO) api.Message {
-	m := api.Message{Type: api.MsgExit}
-	if exit, ok := p.Exit(); ok {
-		m.Exit = &exit
+// lastMessage tells how a process ended whose output was read to its end.
+func (s *server) lastMessage(ctx context.Context, p sandbox.ProcessIO) api.Message {
+	exit, ok := p.Exit()
+	if !ok {
+		return api.Message{Type: api.MsgError, Problem: s.problemOf(ctx, noEnd(p))}
 	}
-	return m
+	return api.Message{Type: api.MsgExit, Exit: &exit}
+}
+
+// noEnd is the error of a stream that ended and does not say how the process
+// did.
+func noEnd(p sandbox.ProcessIO) error {
+	return sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the output of process %s ended before the process did: attach to it again", p.Process().ID)
 }
 
 // frameWriter writes a process stream as the body of a response. What is

@@ -141,6 +141,7 @@ func (s *server) output(ctx context.Context, in *outputInput) (*huma.StreamRespo
 			limit = p.Process().Output.End
 		}
 		if err := w.copy(p, in.Offset, limit); err != nil {
+			w.tell(s.problemOf(ctx, err))
 			s.log.DebugContext(ctx, "output stream ended early", "sandbox", in.Ref, "process", id, "error", err)
 			panic(http.ErrAbortHandler) // the client must not take it for the whole
 		}
@@ -206,7 +207,11 @@ func (o *outputWriter) copy(p sandbox.ProcessIO, from, limit int64) error {
 	for {
 		out, err := p.Next()
 		if errors.Is(err, io.EOF) {
-			if exit, ok := p.Exit(); ok && o.lines != nil {
+			exit, ok := p.Exit()
+			if !ok {
+				return noEnd(p)
+			}
+			if o.lines != nil {
 				return o.lines.Encode(api.OutputLine{Offset: p.Process().Output.End, Exit: &exit})
 			}
 			return nil
@@ -221,6 +226,13 @@ func (o *outputWriter) copy(p sandbox.ProcessIO, from, limit int64) error {
 		if limit >= 0 && end >= limit {
 			return nil
 		}
+	}
+}
+
+// tell says, where lines are written, why they end here.
+func (o *outputWriter) tell(p *api.Problem) {
+	if o.lines != nil && o.lines.Encode(api.OutputLine{Problem: p}) == nil {
+		_ = o.rc.Flush() // the client may be gone
 	}
 }
 

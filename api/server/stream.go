@@ -204,7 +204,7 @@ func (st *stream) write(ctx context.Context) {
 	err := relay(ctx, st.p, st)
 	switch {
 	case err == nil:
-		last := exitMessage(st.p)
+		last := st.s.lastMessage(ctx, st.p)
 		st.leave() // nothing more to read; the sandbox may be waiting to end
 		if st.message(ctx, last) == nil {
 			_ = st.c.Close(websocket.StatusNormalClosure, "") // the client may have left first

@@ -69,6 +69,9 @@ func (c *cli) pump(p sandbox.ProcessIO, stdin, tty bool) (sandbox.ExitStatus, er
 	if ended {
 		return exit, nil
 	}
+	if err == nil {
+		err = sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the output of process %s ended before the process did: 'sandbox ps' tells what became of it", p.Process().ID)
+	}
 	select {
 	case <-let:
 		sending.Wait()

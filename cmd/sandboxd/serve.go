@@ -143,17 +143,35 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	}
 	go feedWatchdog(ctx, log, coreAnswers(c.socketPath(), both))
 	log.InfoContext(ctx, "ready", "socket", c.socketPath(), "version", version, "state_dir", c.StateDir)
-	serveErr := serveAll(ctx, handler, lns)
+	asked := context.WithoutCancel(ctx)
+	serveErr := serveAll(delayed(ctx, func() {
+		defer moreTime()()
+		if _, err := both.stopFor(asked, stopSandboxes); err != nil {
+			log.WarnContext(asked, "stop every sandbox: tried again soon", "err", err)
+		}
+	}), handler, lns)
 	in.Close()
 
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 	defer moreTime()()
-	stopped, err := both.stopFor(context.WithoutCancel(ctx), stopSandboxes)
+	stopped, err := both.stopFor(asked, stopSandboxes) // of those made meanwhile, too
 	serveErr = errors.Join(serveErr, err)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	log.InfoContext(ctx, "ended; sandboxes that run go on", "stopped_sandboxes", stopped)
 	return errors.Join(serveErr, both.close(end), m.Close(end))
+}
+
+// delayed returns a context that ends once ctx has and first was called then:
+// who watches a command hears that its sandbox was stopped, before the
+// connections are closed.
+func delayed(ctx context.Context, first func()) context.Context {
+	later, end := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		first()
+		end()
+	})
+	return later
 }
 
 // parts are what others need besides the manager: the doctor, the services.

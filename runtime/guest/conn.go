@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -82,6 +83,9 @@ func unreachable(err error) error {
 
 // broken is an operation cut short by the other side.
 func broken(err error) error {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // io.EOF is the end of a stream that was whole
+	}
 	if errors.Is(err, initproto.ErrFrame) {
 		return sandbox.Errorf(sandbox.ErrUnavailable, "guest_protocol", "the sandbox's init broke the protocol: %w", err)
 	}

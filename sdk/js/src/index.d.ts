@@ -18,6 +18,8 @@ export interface Options {
 export class SandboxdError extends Error {
   status: number;
   code: string;
+  /** Of sandbox_ended and sandbox_stopped: why it ended or stopped. */
+  reason?: string;
   requestId?: string;
   /** Seconds. */
   retryAfter?: number;

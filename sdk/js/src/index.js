@@ -12,6 +12,7 @@ export class SandboxdError extends Error {
     this.name = "SandboxdError";
     this.status = response?.status ?? 0;
     this.code = problem?.code || "unknown";
+    this.reason = problem?.reason;
     this.requestId = problem?.request_id;
     const after = Number(response?.headers?.get("retry-after"));
     this.retryAfter = Number.isFinite(after) && after > 0 ? after : undefined;
@@ -121,6 +122,7 @@ export class Sandboxd {
         continue;
       }
       const message = JSON.parse(data.toString());
+      if (message.type === "exit" && !message.exit) break;
       if (message.type === "error") throw new SandboxdError(message.problem, { status: message.problem?.status });
       if (message.type !== "heartbeat") yield message;
       if (message.type === "exit") return;
