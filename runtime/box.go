@@ -222,6 +222,13 @@ func (b *box) enter() (leave func()) {
 	return func() { once.Do(func() { b.note(func(c *idleClock) { c.calls-- }) }) }
 }
 
+// calls is how many calls and streams are under way.
+func (b *box) calls() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.idle.calls
+}
+
 // note changes the idle clock and starts or stops its timer.
 func (b *box) note(change func(*idleClock)) {
 	b.mu.Lock()

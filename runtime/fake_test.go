@@ -631,6 +631,9 @@ type fakeIO struct {
 func (f fakeIO) Process() sandbox.Process      { return f.proc }
 func (f fakeIO) Close() error                  { return nil }
 func (f fakeIO) Next() (sandbox.Output, error) { return sandbox.Output{}, io.EOF }
+func (f fakeIO) Exit() (sandbox.ExitStatus, bool) {
+	return sandbox.ExitStatus{}, true
+}
 
 type fakeEvents struct {
 	ctx    context.Context //nolint:containedctx // the stream's own life, as a connection's

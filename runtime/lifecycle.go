@@ -125,7 +125,6 @@ func (m *Manager) stop(ctx context.Context, ref string, ch state.Change) (sandbo
 		if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
 			return sb, err
 		}
-		b.setCut(cutStop)
 		if sb.Status == sandbox.StatusRunning {
 			m.terminate(ctx, b)
 		}
@@ -271,6 +270,7 @@ func wrongState(sb sandbox.Sandbox, verb string, want ...sandbox.Status) error {
 
 // terminate asks every process to end and waits for that, up to stopGrace.
 func (m *Manager) terminate(ctx context.Context, b *box) {
+	b.setCut(cutStop)
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	for first := true; ; first = false {

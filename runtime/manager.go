@@ -157,7 +157,20 @@ func (m *Manager) StopAll(ctx context.Context, actor string, reason sandbox.Reas
 	}
 	_ = g.Wait()
 	m.hardenLeft()
+	m.letHear(ctx, boxes)
 	return errors.Join(errs...)
+}
+
+// letHear waits a moment until those who were connected to processes of
+// stopped sandboxes were told.
+func (m *Manager) letHear(ctx context.Context, boxes []*box) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, b := range boxes {
+		for b.standing() == sandbox.StatusStopped && b.calls() > 0 && ctx.Err() == nil {
+			pause(ctx, fatePoll)
+		}
+	}
 }
 
 // living returns the boxes there are now.

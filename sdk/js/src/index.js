@@ -116,7 +116,8 @@ export class Sandboxd {
     if (idempotencyKey) headers["idempotency-key"] = idempotencyKey;
     const body = JSON.stringify({ ...process, ...(input === undefined ? {} : { input: Buffer.from(input).toString("base64") }) });
     const response = await this.#good(this.#at(ref, "exec"), { method: "POST", headers, body, signal });
-    for await (const [kind, data] of frames(response.body)) {
+    const broken = (err) => (signal?.aborted ? signal.reason : new SandboxdError({ code: "stream_broken", detail: `the stream broke off (${err.message}): attach to its process` }));
+    for await (const [kind, data] of frames(response.body, broken)) {
       if (kind === 2) {
         yield { type: "output", stream: data[0] === 2 ? "stderr" : "stdout", offset: Number(data.readBigUInt64BE(1)), data: data.subarray(9) };
         continue;
@@ -187,9 +188,14 @@ export class Sandboxd {
 }
 
 // frames cuts a process stream: kind (1 byte), length (4 bytes), message.
-async function* frames(body) {
+async function* frames(body, broken) {
   let held = Buffer.alloc(0);
-  for await (const chunk of body) {
+  const chunks = body[Symbol.asyncIterator]();
+  for (;;) {
+    const { value: chunk, done } = await chunks.next().catch((err) => {
+      throw broken(err);
+    });
+    if (done) return;
     held = held.length ? Buffer.concat([held, chunk]) : Buffer.from(chunk);
     while (held.length >= 5) {
       const length = held.readUInt32BE(1);
