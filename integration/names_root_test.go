@@ -125,12 +125,8 @@ func TestNames(t *testing.T) {
 		"off":    {"www.example.com"},
 	} {
 		for _, name := range names {
-			began := time.Now()
-			if got := dial(in, name); got == "ok" || (in != "off" && !strings.Contains(got, "no such host")) {
+			if got := dial(in, name); got == "ok" || (in != "off" && !strings.Contains(got, "no such host")) || strings.Contains(got, "timeout") {
 				t.Errorf("%s: %s: %s", in, name, got)
-			}
-			if took := time.Since(began); took > 4*time.Second {
-				t.Errorf("%s: %s: refused only after %s", in, name, took)
 			}
 		}
 	}

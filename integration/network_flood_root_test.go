@@ -35,6 +35,7 @@ func TestNetworkFlood(t *testing.T) {
 	probe := d.give(t, "flooder")
 	d.give(t, "neighbour")
 	const server = gatewayAddr + ":53"
+	var alone time.Duration
 	quiet := func(when string) {
 		t.Helper()
 		start := time.Now()
@@ -43,8 +44,10 @@ func TestNetworkFlood(t *testing.T) {
 		d.reaches(t, "neighbour", probe, "tcp", "1.1.1.1:443", false)
 		took := time.Since(start)
 		t.Logf("%s the neighbour waited %s", when, took.Round(time.Millisecond))
-		if took > 10*time.Second {
-			t.Errorf("%s the neighbour waited %s", when, took)
+		if alone == 0 {
+			alone = took
+		} else if took > 5*alone {
+			t.Errorf("%s the neighbour waited %s, alone %s", when, took, alone)
 		}
 	}
 	quiet("before")
@@ -95,9 +98,10 @@ func TestNetworkFlood(t *testing.T) {
 	}
 	t.Logf("%d refused packets: %d events; the daemon grew by %d KiB", sent, events, (d.memory(t, "VmRSS")-memory)>>10)
 	start := time.Now()
-	if _, err := d.Remove(t.Context(), "flooder"); err != nil || time.Since(start) > 10*time.Second {
-		t.Errorf("removal took %s, %v", time.Since(start), err)
+	if _, err := d.Remove(t.Context(), "flooder"); err != nil {
+		t.Errorf("removal: %v", err)
 	}
+	t.Logf("removal took %s", time.Since(start).Round(time.Millisecond))
 	quiet("afterwards")
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -448,12 +449,10 @@ func TestPolicyChangeJudgesLiveFlows(t *testing.T) {
 		flowing()
 		must(t, echo(stays))
 	}
-	start := time.Now()
 	if err := echo(goes); err == nil {
 		t.Error("a forbidden connection goes on")
-	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("a forbidden connection ended only after %s: no reset", took)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a forbidden connection ended by time alone: no reset: %v", err)
 	}
 	must(t, echo(stays))
 	b.become(t, h, sandbox.NetworkPolicy{})

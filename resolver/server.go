@@ -107,9 +107,11 @@ const (
 	tcpFirst       = 5 * time.Second
 	maxQuestion    = 4096 // bytes
 	portTries      = 20
-	closeTimeout   = 2 * time.Second
 	acceptAfterErr = 100 * time.Millisecond
 )
+
+// closeTimeout bounds the wait for what is in flight; tests set it.
+var closeTimeout = 2 * time.Second
 
 // Server answers the questions of sandboxes. Its methods are safe for
 // concurrent use.

@@ -257,6 +257,8 @@ func TestQuietClientsAreForgotten(t *testing.T) {
 }
 
 func TestCloseEndsWhatIsAsked(t *testing.T) {
+	defer func(was time.Duration) { closeTimeout = was }(closeTimeout)
+	closeTimeout = 2 * time.Minute
 	b, at := openBench(t, allow("*.example.com"))
 	stop := make(chan struct{})
 	asked := make(chan struct{})

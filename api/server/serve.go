@@ -23,8 +23,10 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
-	shutdownGrace = 5 * time.Second
 )
+
+// shutdownGrace is what requests in flight have to end by themselves; tests set it.
+var shutdownGrace = 5 * time.Second
 
 // serving is one run of Serve: streams watch drain, and Serve waits for
 // those the HTTP server no longer knows.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/server"
@@ -223,14 +222,10 @@ func TestFilesAndCopy(t *testing.T) {
 func TestDaemonDown(t *testing.T) {
 	var out, errs bytes.Buffer
 	c := &cli{name: "sandbox", in: strings.NewReader(""), out: &out, err: &errs, getenv: func(string) string { return "" }}
-	begin := time.Now()
 	if code := c.main(t.Context(), []string{"--host", "unix:///nowhere/s.sock", "doctor"}); code != 1 || !strings.Contains(out.String(), "systemctl start sandboxd") {
 		t.Errorf("doctor: %d %s %s", code, out.String(), errs.String())
 	}
 	if code := c.main(t.Context(), []string{"--host", "unix:///nowhere/s.sock", "ls"}); code != 125 || !strings.Contains(errs.String(), "(daemon_unreachable)") {
 		t.Errorf("ls: %d %s", code, errs.String())
-	}
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("a dead daemon was waited for %v", took)
 	}
 }
