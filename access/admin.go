@@ -272,7 +272,7 @@ func (o *Office) SetOwner(ctx context.Context, name string, c OwnerChange) (Owne
 	o.mu.Lock()
 	o.owners[name] = &w
 	o.mu.Unlock()
-	if w.Disabled || w.Role != before.Role && !isNew {
+	if w.Disabled || isNew || w.Role != before.Role { // a user on the socket was somebody before the first word said of them
 		o.cutAll(func(caller Caller) bool { return caller.Owner == name })
 	}
 	return w, nil

@@ -51,17 +51,19 @@ func (o *Office) Hold(c Caller, cut func()) (release func()) {
 
 // stands reports whether a caller would still be let in so, and until when.
 func (o *Office) stands(c Caller) (expires time.Time, good bool) {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	w := o.owners[c.Owner]
+	var now Caller
+	var err error
 	if c.Key == "" {
-		return expires, w == nil || !w.Disabled
+		now, err = o.Standing(c.Owner)
+	} else {
+		now, err = o.ByKeyID(c.Key)
 	}
-	k := o.byID[c.Key]
-	if k == nil || w == nil || k.RevokedAt != nil || w.Disabled {
+	if err != nil || c.Role != "" && now.Role != c.Role {
 		return expires, false
 	}
-	if k.ExpiresAt != nil {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if k := o.byID[c.Key]; k != nil && k.ExpiresAt != nil {
 		expires = *k.ExpiresAt
 	}
 	return expires, true

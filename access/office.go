@@ -123,9 +123,8 @@ func (o *Office) ByKey(ctx context.Context, secret, from string) (Caller, error)
 		o.noteUse(ctx, c.Key, now)
 		return c, nil
 	}
-	if wait := o.failures.add(from, now); wait > 0 {
-		return Caller{}, &Later{After: wait, err: sandbox.Errorf(sandbox.ErrExhausted, "too_many_failures",
-			"too many requests without a good key from this address: wait %d s, then send a good one", seconds(wait))}
+	if later := o.Refused(from); later != nil {
+		return Caller{}, later
 	}
 	return Caller{}, err
 }
@@ -145,6 +144,11 @@ func (o *Office) byKey(secret string, now time.Time) (Caller, error) {
 	if k == nil || subtle.ConstantTimeCompare(k.Hash[:], hash[:]) != 1 {
 		return Caller{}, errUnknown()
 	}
+	return o.holder(k, now)
+}
+
+// holder returns who has a key that still works; o.mu is held.
+func (o *Office) holder(k *Key, now time.Time) (Caller, error) {
 	w := o.owners[k.Owner]
 	switch {
 	case k.RevokedAt != nil || w == nil:
@@ -178,6 +182,63 @@ func (o *Office) BySocket(uid uint32) (Caller, error) {
 		}
 	}
 	return c, nil
+}
+
+// ByKeyID returns who has a key, without its secret: for what was given to that
+// key and lasts as long as the key does. The errors are those of ByKey.
+func (o *Office) ByKeyID(id string) (Caller, error) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if k := o.byID[id]; k != nil {
+		return o.holder(k, o.now())
+	}
+	return Caller{}, errUnknown()
+}
+
+// Standing returns an owner as one who calls now. ErrForbidden with code
+// owner_disabled, also where the owner was removed.
+func (o *Office) Standing(owner string) (Caller, error) {
+	c := Caller{Owner: owner, Role: RoleAdmin}
+	if o.always(owner) {
+		return c, nil
+	}
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	w := o.owners[owner]
+	switch {
+	case w != nil && !w.Disabled:
+		c.Role = w.Role
+	case w == nil && uidForm.MatchString(owner):
+		c.Role = o.role
+	default:
+		return Caller{}, errDisabled(owner)
+	}
+	return c, nil
+}
+
+// ActingKeys returns the ids of the keys that work and may change what an owner
+// has: the owner's own and those of who sees all.
+func (o *Office) ActingKeys(owner string) (ids []string) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	now := o.now()
+	for id, k := range o.byID {
+		if c, err := o.holder(k, now); err == nil && c.Sees(owner) && c.MayChange() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Refused counts a request that was refused, as ByKey counts wrong keys. The
+// error says that there were too many from this address.
+func (o *Office) Refused(from string) error {
+	wait := o.failures.add(from, o.now())
+	if wait == 0 {
+		return nil
+	}
+	return &Later{After: wait, err: sandbox.Errorf(sandbox.ErrExhausted, "too_many_failures",
+		"too many requests without a good key from this address: wait %d s, then send a good one", seconds(wait))}
 }
 
 // always reports whether an owner is an admin whatever is said of it.

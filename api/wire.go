@@ -44,7 +44,7 @@ type RunRequest struct {
 
 // Validate checks what can be judged without the daemon.
 func (r RunRequest) Validate() error {
-	if err := r.Sandbox.Validate(); err != nil {
+	if err := r.Sandbox.ValidateAsked(); err != nil {
 		return err
 	}
 	return r.Process.Validate()

@@ -337,3 +337,16 @@ func (r *router) fail(w http.ResponseWriter, req *http.Request, err error) {
 		answer(w, req, problem(http.StatusBadGateway, "bad_answer", "the server in the sandbox broke off, or did not speak HTTP"))
 	}
 }
+
+// Admits judges what a request brings for a port of a sandbox as host names do:
+// ok where it has the sandbox's token or the port is published for everybody.
+// asks says whether the sandbox has a token. clean are the headers without what
+// only this package reads.
+func (in *Ingress) Admits(h http.Header, id sandbox.ID, port int) (clean http.Header, ok, asks bool) {
+	hash, public := in.access(id, port)
+	clean = h.Clone()
+	stripOwn(clean)
+	brought := allowed(h, hash, clean)
+	clean.Del(tokenHeader)
+	return clean, brought || public, hash != nil
+}

@@ -156,6 +156,21 @@ func (s Spec) Validate() error {
 	return s.Limits.Validate()
 }
 
+// ReservedLabels begin the keys of labels that the daemon itself finds
+// sandboxes by: no caller may give or change one.
+const ReservedLabels = "sandboxd."
+
+// ValidateAsked is Validate of a spec as a caller sends it. Class ErrInvalid,
+// with code label_reserved for labels that are the daemon's own.
+func (s Spec) ValidateAsked() error {
+	for k := range s.Labels {
+		if strings.HasPrefix(k, ReservedLabels) {
+			return Errorf(ErrInvalid, "label_reserved", "label %.40q: keys that begin with %s are the daemon's own: choose another", k, ReservedLabels)
+		}
+	}
+	return s.Validate()
+}
+
 func validateLabels(labels map[string]string) error {
 	if len(labels) > maxLabels {
 		return Errorf(ErrInvalid, "invalid_labels", "%d labels: at most %d", len(labels), maxLabels)

@@ -14,8 +14,7 @@ import (
 
 const (
 	sqlProject       = `SELECT record FROM projects WHERE id = ?`
-	sqlProjectByName = `SELECT record FROM projects WHERE name = ?1 ORDER BY status = 'killed', owner <> ?2, created_at DESC LIMIT 1`
-	sqlProjectsNamed = `SELECT count(*) FROM projects WHERE name = ? AND status <> 'killed'`
+	sqlProjectByName = `SELECT record FROM projects WHERE name = ?1 ORDER BY status = 'killed', created_at DESC LIMIT 1`
 	sqlProjects      = `SELECT record FROM projects ORDER BY created_at, id`
 	sqlLiveProjects  = `SELECT record FROM projects WHERE status <> 'killed' ORDER BY created_at, id`
 	sqlPutProject    = `INSERT INTO projects (id, name, status, created_at, record, owner) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -171,23 +170,15 @@ func (d *DB) Project(ctx context.Context, id project.ID) (project.Project, error
 	return lookUp[project.Project](ctx, d, "project", string(id), sqlProject)
 }
 
-// ProjectByName returns the project of a name, rather one that was not
-// killed, and the newest of those. ErrNotFound.
+// ProjectByName returns the caller's project of a name, or with NAME@OWNER that of
+// another: rather one that was not killed, and the newest of those. Work that no
+// caller asked for gets that of any owner. ErrNotFound.
 func (d *DB) ProjectByName(ctx context.Context, name string) (project.Project, error) {
-	owner, called := callerOf(ctx)
-	p, err := lookUp[project.Project](ctx, d, "project", name, sqlProjectByName, owner)
-	if err != nil || !called || p.Owner == owner || p.Status == project.StatusKilled {
-		return p, err
+	name, owner, called := meant(ctx, name)
+	if called {
+		return lookUp[project.Project](ctx, d, "project", name, sqlOwnProjectNamed, owner)
 	}
-	var n int64
-	found, err := d.first(ctx, sqlProjectsNamed, name)
-	if err == nil {
-		err = found.Scan(&n)
-	}
-	if err == nil && n > 1 {
-		err = ambiguous("projects", name)
-	}
-	return p, err
+	return lookUp[project.Project](ctx, d, "project", name, sqlProjectByName)
 }
 
 // Projects returns every project, the oldest first.

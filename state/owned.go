@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/project"
@@ -39,23 +40,25 @@ const (
 	sqlKeyUsed = `SELECT 1 FROM idempotency WHERE owner = ? AND key = ?`
 )
 
-// callerOf returns the owner in whose name a context is; called is false for
-// the daemon's own work.
-func callerOf(ctx context.Context) (owner string, called bool) {
+// meant says whose object a caller means by a name: the caller's own, or with
+// NAME@OWNER, from who sees all, that owner's. A name alone never leads to what
+// another has: whoever takes a name first would be handed what is meant for it.
+func meant(ctx context.Context, ref string) (name, owner string, called bool) {
 	c, called := access.Of(ctx)
-	return c.Owner, called
-}
-
-// ambiguous is the error where a caller has nothing of a name, and several
-// others have.
-func ambiguous(what, name string) error {
-	return sandbox.Errorf(sandbox.ErrInvalid, "ambiguous_name", "%s of several owners are called %.80q: use an id", what, name)
+	name, owner = ref, c.Owner
+	if n, of, given := strings.Cut(ref, "@"); given && called && c.SeesAll() {
+		name, owner = n, of
+	}
+	return name, owner, called
 }
 
 // ByRef returns the sandbox a ref names: an id, a name, or the beginning of an
-// id if that is unique. A name means the living sandbox of that name, else the
-// one that ended last. ErrNotFound, or ErrInvalid where it is no ref.
+// id if that is unique. A name means the caller's living sandbox of that name,
+// else the one that ended last; NAME@OWNER that of another. ErrNotFound, or ErrInvalid where it is no ref.
 func (d *DB) ByRef(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	if name, owner, called := meant(ctx, ref); called && name != ref {
+		return d.OwnByRef(ctx, owner, name)
+	}
 	return refers(ref, func(id sandbox.ID) (sandbox.Sandbox, error) { return d.Sandbox(ctx, id) },
 		func() (sandbox.Sandbox, error) { return d.ByName(ctx, ref) },
 		func() (sandbox.Sandbox, error) { return d.ByPrefix(ctx, ref) })

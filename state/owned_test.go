@@ -55,8 +55,14 @@ func TestOwnersHaveNamesOfTheirOwn(t *testing.T) {
 			}
 		}
 	}
-	_, err := d.ByRef(access.With(t.Context(), access.Caller{Owner: "root", Role: access.RoleAdmin}), "web")
-	want(t, err, sandbox.ErrInvalid, "ambiguous_name")
+	asAdmin := access.With(t.Context(), access.Caller{Owner: "root", Role: access.RoleAdmin})
+	_, err := d.ByRef(asAdmin, "web")
+	want(t, err, sandbox.ErrNotFound, "sandbox_not_found")
+	if sb, err := d.ByRef(asAdmin, "web@bob"); err != nil || sb.ID != made["bob"].ID {
+		t.Errorf("web@bob for an admin: %s, %v", sb.Owner, err)
+	}
+	_, err = d.ByRef(access.With(t.Context(), access.Caller{Owner: "bob", Role: access.RoleDeveloper}), "web@alice")
+	want(t, err, sandbox.ErrInvalid, "invalid_reference")
 	if sb, err := d.ByRef(t.Context(), "web"); err != nil || sb.ID != made["alice"].ID {
 		t.Errorf("the name for the daemon itself: %s, %v; want who had it first", sb.Owner, err)
 	}

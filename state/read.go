@@ -27,12 +27,9 @@ const columns = `id, owner, status, reason, detail, created_at, started_at, ende
 	slot, uid_base, address, init_pid, init_start, boot_id, spec, enforcement, usage, last_output`
 
 const (
-	// The living first, of those the caller's own and then the oldest; of ended
-	// ones the caller's own and then the newest.
+	// The living first, the oldest of those; of ended ones the newest.
 	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> ''
-		ORDER BY status IN ('completed', 'failed'), owner <> ?2,
-			CASE WHEN status IN ('completed', 'failed') THEN -created_at ELSE created_at END LIMIT 1`
-	sqlNamesakes = `SELECT count(*) FROM sandboxes WHERE name = ? AND name <> '' AND status NOT IN ('completed', 'failed')`
+		ORDER BY status IN ('completed', 'failed'), CASE WHEN status IN ('completed', 'failed') THEN -created_at ELSE created_at END LIMIT 1`
 	sqlOwnByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = ?2
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlSpoken = `SELECT EXISTS (SELECT 1 FROM idempotency WHERE owner = ?1 AND key = ?2)
@@ -105,26 +102,15 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 	return d.one(ctx, id, sqlSandbox, string(id))
 }
 
-// ByName returns the living sandbox of that name, else the one made last. A
-// name is unique among the living sandboxes of one owner: the caller's own
-// comes first. ErrNotFound; ErrInvalid with code ambiguous_name where a caller
-// has none and several others have; work that no caller asked for gets the
-// oldest of those, so that nobody takes a name from who has it.
+// ByName returns the caller's living sandbox of that name, else the one made
+// last: a name is unique among the living sandboxes of one owner. Work that no
+// caller asked for gets the oldest of all owners', so that nobody takes a name
+// from who has it. ErrNotFound.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
-	owner, called := callerOf(ctx)
-	sb, err := d.one(ctx, name, sqlByName, name, owner)
-	if err != nil || !called || sb.Owner == owner || sb.Status.Terminal() {
-		return sb, err
+	if _, owner, called := meant(ctx, name); called {
+		return d.one(ctx, name, sqlOwnByName, name, owner)
 	}
-	var n int64
-	found, err := d.first(ctx, sqlNamesakes, name)
-	if err == nil {
-		err = found.Scan(&n)
-	}
-	if err == nil && n > 1 {
-		err = ambiguous("sandboxes", name)
-	}
-	return sb, err
+	return d.one(ctx, name, sqlByName, name)
 }
 
 // Spoken reports whether an idempotency key was used or a living sandbox has

@@ -38,7 +38,6 @@ const (
 	sqlSnapshot       = `SELECT record FROM snapshots WHERE id = ?1 AND ?2 IS NOT NULL AND status = 'ready'`
 	sqlSnapshotThere  = `SELECT id FROM snapshots WHERE id = ? AND status = 'ready'`
 	sqlSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ?1 AND name <> '' AND status = 'ready' ORDER BY owner <> ?2, created_at LIMIT 1`
-	sqlSnapshotsNamed = `SELECT count(*) FROM snapshots WHERE name = ? AND name <> '' AND status = 'ready'`
 	sqlSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?2 AND status = 'ready' ORDER BY id LIMIT 2`
 	sqlSnapshots      = `SELECT record FROM snapshots WHERE status = 'ready' AND (?1 = '' OR sandbox = ?1) ORDER BY created_at DESC, id DESC`
 	sqlLostSnapshots  = `SELECT record FROM snapshots WHERE status = 'ready' AND boot_id <> '' AND boot_id <> ?`
@@ -136,25 +135,21 @@ func (d *DB) SnapshotCounted(ctx context.Context, id sandbox.SnapshotID, bytes, 
 }
 
 // Snapshot returns a snapshot by id, name, or the beginning of an id if that
-// is unique. A name is unique among an owner's: the caller's own comes first.
-// ErrNotFound; ErrInvalid with code ambiguous_id, or ambiguous_name as ByName.
+// is unique. A name is unique among an owner's, and means the caller's, or with
+// NAME@OWNER that of another. ErrNotFound; ErrInvalid with code ambiguous_id.
 func (d *DB) Snapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
-	owner, called := callerOf(ctx)
-	s, err := d.snapshotBy(ctx, ref, sqlSnapshot, sqlSnapshotNamed, func() ([]sandbox.Snapshot, error) {
+	name, owner, called := meant(ctx, ref)
+	if called && name != ref {
+		return d.OwnSnapshot(ctx, owner, name)
+	}
+	prefix := func() ([]sandbox.Snapshot, error) {
 		return collect(ctx, d.reads[sqlSnapshotPrefix], scanSnapshot, ref, ref+"{")
-	}, owner)
-	if err != nil || !called || s.Name != ref || s.Owner == owner {
-		return s, err
 	}
-	var n int64
-	found, err := d.first(ctx, sqlSnapshotsNamed, ref)
-	if err == nil {
-		err = found.Scan(&n)
+	byName := sqlSnapshotNamed
+	if called {
+		byName = sqlOwnSnapshotNamed
 	}
-	if err == nil && n > 1 {
-		err = ambiguous("snapshots", ref)
-	}
-	return s, err
+	return d.snapshotBy(ctx, ref, sqlSnapshot, byName, prefix, owner)
 }
 
 // snapshotBy tries the ways a ref can be meant; more are further parameters of

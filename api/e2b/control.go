@@ -43,6 +43,7 @@ func (s *Server) controlRoutes() http.Handler {
 		"GET /teams":                       s.teams,
 
 		"POST /v2/sandboxes/{id}/connect": s.connect,
+		"POST /sandboxes/{id}/token":      s.changeToken, // ours: E2B has no such call
 		"POST /sandboxes/{id}/refreshes":  s.refresh,
 		"POST /sandboxes/{id}/snapshots":  s.snapshot,
 		"POST /v3/templates":              notHere("template builds", "build an image with 'sandbox image build' and name it with 'sandbox template set'"),
@@ -80,6 +81,8 @@ func (s *Server) call(h handler) http.HandlerFunc {
 			s.fail(w, r, err)
 			return
 		}
+		ctx, end := s.hold(ctx, w, "")
+		defer end()
 		status, body, err := h(w, r.WithContext(ctx), actor)
 		if r.Method != http.MethodGet {
 			s.note(ctx, deedOf(r, status, body, err))

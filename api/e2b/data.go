@@ -26,12 +26,6 @@ func newDataPlane(m Manager, log *slog.Logger) *dataPlane {
 	return &dataPlane{m: m, log: log, watchers: watchers{open: map[string]*watcher{}}}
 }
 
-// data returns the data plane of a sandbox. The token has been checked, but
-// not the signature of a URL for files.
-func (s *Server) data(box sandbox.Sandbox) http.Handler {
-	return s.plane.handler(box, s.tokenOf(box.ID))
-}
-
 // call is one request to one sandbox.
 type call struct {
 	*dataPlane
@@ -39,8 +33,6 @@ type call struct {
 	r   *http.Request
 	box sandbox.Sandbox
 	ref string // its id
-
-	token string // of the sandbox's data plane
 }
 
 func (c *call) ctx() context.Context { return c.r.Context() }
@@ -69,10 +61,11 @@ var (
 	}
 )
 
-// handler answers requests to a sandbox's data port.
-func (d *dataPlane) handler(box sandbox.Sandbox, token string) http.Handler {
+// handler answers requests to a sandbox's data port, whose token or signature
+// was looked at.
+func (d *dataPlane) handler(box sandbox.Sandbox) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &call{dataPlane: d, w: w, r: r, box: box, ref: string(box.ID), token: token}
+		c := &call{dataPlane: d, w: w, r: r, box: box, ref: string(box.ID)}
 		w.Header().Set("Cache-Control", "no-store")
 		if box.Status != sandbox.StatusRunning {
 			noSandbox(w, string(box.ID))

@@ -14,10 +14,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/textproto"
-	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api/server/servertest"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -30,8 +28,6 @@ type plane struct {
 	mem *servertest.Memory
 	box sandbox.Sandbox
 }
-
-const testToken = "the token"
 
 func newPlane(t *testing.T) *plane {
 	mem := servertest.New()
@@ -46,7 +42,7 @@ func newPlane(t *testing.T) *plane {
 			noSandbox(w, string(box.ID))
 			return
 		}
-		d.handler(box, testToken).ServeHTTP(w, r)
+		d.handler(box).ServeHTTP(w, r)
 	}))
 	t.Cleanup(srv.Close)
 	return &plane{t: t, url: srv.URL, mem: mem, box: box}
@@ -446,42 +442,6 @@ func TestFilesRefuse(t *testing.T) {
 		if resp.StatusCode != c.want || json.Unmarshal(b, &f) != nil || f.Code != c.want || f.Message == "" {
 			t.Errorf("%s %s: %d %s, want %d", c.method, c.path, resp.StatusCode, b, c.want)
 		}
-	}
-}
-
-func TestSignedURLs(t *testing.T) {
-	p := newPlane(t)
-	if resp, _ := p.do(http.MethodPost, "/files?path=/s", "application/octet-stream", []byte("signed")); resp.StatusCode != http.StatusOK {
-		t.Fatal(resp.Status)
-	}
-	sign := func(op, path, user, until string) string {
-		q := "/files?path=" + path
-		if user != "" {
-			q += "&username=" + user
-		}
-		q += "&signature=" + url.QueryEscape(signatureOf(path, op, user, testToken, until))
-		if until != "" {
-			q += "&signature_expiration=" + until
-		}
-		return q
-	}
-	later, past := fmt.Sprint(time.Now().Add(time.Hour).Unix()), fmt.Sprint(time.Now().Add(-time.Hour).Unix())
-	for target, want := range map[string]int{
-		sign("read", "/s", "", ""):                                    http.StatusOK,
-		sign("read", "/s", "root", later):                             http.StatusOK,
-		sign("write", "/s", "", ""):                                   http.StatusUnauthorized,
-		sign("read", "/s", "", past):                                  http.StatusUnauthorized,
-		sign("read", "/s", "", "never"):                               http.StatusUnauthorized,
-		sign("read", "/s", "", "") + "&signature_expiration=" + later: http.StatusUnauthorized,
-		"/files?path=/s&signature=v1_x":                               http.StatusUnauthorized,
-	} {
-		resp, b := p.do(http.MethodGet, target, "", nil)
-		if resp.StatusCode != want || want == http.StatusOK && string(b) != "signed" {
-			t.Errorf("%s: %d %s, want %d", target, resp.StatusCode, b, want)
-		}
-	}
-	if _, b := p.do(http.MethodGet, sign("read", "/s", "", past), "", nil); !strings.Contains(string(b), "signature is already expired") {
-		t.Errorf("%s", b)
 	}
 }
 

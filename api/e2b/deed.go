@@ -18,7 +18,7 @@ type Deed struct {
 // identified is the body of an answer about one sandbox.
 type identified interface{ sandboxID() string }
 
-func (a access) sandboxID() string { return a.SandboxID }
+func (a entry) sandboxID() string { return a.SandboxID }
 
 // deedOf is what a call of the control plane did.
 func deedOf(r *http.Request, status int, body any, err error) Deed {

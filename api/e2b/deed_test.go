@@ -11,7 +11,7 @@ import (
 func TestDeeds(t *testing.T) {
 	r := httptest.NewRequest(http.MethodPost, "/sandboxes", http.NoBody)
 	r.Pattern = "POST /sandboxes"
-	if d := deedOf(r, http.StatusCreated, access{SandboxID: "sbaaaaaaaaaaaa"}, nil); d != (Deed{"e2b POST /sandboxes", "sbaaaaaaaaaaaa", 201, ""}) {
+	if d := deedOf(r, http.StatusCreated, entry{SandboxID: "sbaaaaaaaaaaaa"}, nil); d != (Deed{"e2b POST /sandboxes", "sbaaaaaaaaaaaa", 201, ""}) {
 		t.Errorf("%+v", d)
 	}
 	r.SetPathValue("id", "sbbbbbbbbbbbbb")

@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"path"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -37,9 +35,6 @@ const (
 
 // files reads or writes whole files.
 func (c *call) files() {
-	if !c.admitted() {
-		return
-	}
 	var err error
 	switch c.r.Method {
 	case http.MethodGet, http.MethodHead:
@@ -58,26 +53,6 @@ func (c *call) files() {
 		}
 		writeFault(c.w, status, message)
 	}
-}
-
-// admitted lets in who brings the token, or a URL that was signed with it.
-func (c *call) admitted() bool {
-	q := c.r.URL.Query()
-	if !q.Has("signature") || same(c.r.Header.Get(tokenHeader), c.token) {
-		return true // without a signature the token was looked at before
-	}
-	if !reproduces(c.r, c.token) {
-		writeFault(c.w, http.StatusUnauthorized, "invalid signature")
-		return false
-	}
-	if q.Has("signature_expiration") {
-		until, err := strconv.ParseInt(q.Get("signature_expiration"), 10, 64)
-		if err != nil || until < time.Now().Unix() {
-			writeFault(c.w, http.StatusUnauthorized, "signature is already expired")
-			return false
-		}
-	}
-	return true
 }
 
 // fileFault words an error for plain HTTP.

@@ -53,7 +53,18 @@ type Callers interface {
 	// Authenticate returns the context of a request to the control plane,
 	// with whoever sent it, and the actor of what it does.
 	Authenticate(r *http.Request) (ctx context.Context, actor string, err error)
-	// Holder returns the context of a request by somebody who has the token
-	// of a sandbox, or whom the sandbox admits without one.
-	Holder(ctx context.Context, box sandbox.Sandbox) context.Context
+	// Acting returns the context of a request with a token of a sandbox that
+	// was given to an API key; an error where that key may not act there now.
+	Acting(r *http.Request, box sandbox.Sandbox, key string) (context.Context, error)
+	// Guest returns the context of a request by somebody whom the sandbox
+	// admits without a key; an error where its owner may not act now.
+	Guest(r *http.Request, box sandbox.Sandbox) (context.Context, error)
+	// ActingKeys lists the API keys that may act on what an owner has.
+	ActingKeys(owner string) []string
+	// Hold has cut called, which must not wait, when what let a context's
+	// request in goes away. release may be called twice.
+	Hold(ctx context.Context, cut func()) (release func())
+	// Refused counts a request that brought nothing good; an error where its
+	// address sends too many.
+	Refused(r *http.Request) error
 }

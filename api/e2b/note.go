@@ -10,7 +10,7 @@ import (
 
 // Labels of ours are no metadata of the user's.
 const (
-	ownLabels     = "sandboxd."
+	ownLabels     = sandbox.ReservedLabels
 	noteLabel     = ownLabels + "e2b"      // what the dialect must remember beside the spec
 	templateLabel = ownLabels + "template" // as the caller named it
 )

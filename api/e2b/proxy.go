@@ -85,22 +85,48 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.SetXForwarded()
 }
 
-// toPort passes a request on to a server in a sandbox.
-func (s *Server) toPort(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox, port int) {
-	if noteOf(box.Spec.Labels).Private && !same(r.Header.Get(trafficHeader), s.trafficTokenOf(box.ID)) {
-		answer(w, http.StatusForbidden, map[string]any{
-			"sandboxId": box.ID, "code": http.StatusForbidden,
-			"message": "this sandbox asks for its traffic access token: send it as " + trafficHeader,
-		})
+// toPort passes a request on to a server in a sandbox. Ports of sandboxes that
+// were made by E2B's calls are open, unless they ask for a token; those of
+// others are there for who may pass by their host names, too.
+func (s *Server) toPort(w http.ResponseWriter, r *http.Request, id string, port int) {
+	box, err := s.lookUp(r.Context(), id)
+	if err != nil {
+		s.refused(w, r, func() { noSandbox(w, id) })
 		return
 	}
-	box, ctx, ok := s.roused(w, r, box)
+	ours := box.Spec.Labels[noteLabel] != ""
+	headers, admitted, asks := s.admits(r.Header, box.ID, port)
+	private := noteOf(box.Spec.Labels).Private
+	switch traffic := same(r.Header.Get(trafficHeader), s.trafficTokenOf(box.ID)); {
+	case admitted, ours && private && traffic, ours && !private && !asks:
+	case ours && private:
+		s.refused(w, r, func() {
+			answer(w, http.StatusForbidden, map[string]any{
+				"sandboxId": box.ID, "code": http.StatusForbidden,
+				"message": "this sandbox asks for its traffic access token: send it as " + trafficHeader,
+			})
+		})
+		return
+	default: // to who may not pass it does not exist
+		s.refused(w, r, func() { noSandbox(w, id) })
+		return
+	}
+	ctx, err := s.callers.Guest(r, box)
+	if err != nil {
+		s.refused(w, r, func() { noSandbox(w, id) })
+		return
+	}
+	ctx, end := s.hold(ctx, w, box.ID)
+	defer end()
+	box, ok := s.roused(ctx, w, box)
 	if !ok {
 		return
 	}
 	host := strings.ReplaceAll(noteOf(box.Spec.Labels).Host, "${PORT}", strconv.Itoa(port))
 	ctx = context.WithValue(ctx, targetKey{}, target{box.ID, port, host})
-	s.proxy.ServeHTTP(w, r.WithContext(ctx))
+	r = r.WithContext(ctx)
+	r.Header = headers
+	s.proxy.ServeHTTP(w, r)
 }
 
 // innerError answers where the sandbox did not.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -43,8 +44,8 @@ type volumeMount struct {
 	Path string `json:"path"`
 }
 
-// access is what a client needs to work with a sandbox.
-type access struct {
+// entry is what a client needs to work with a sandbox.
+type entry struct {
 	TemplateID         string  `json:"templateID"`
 	SandboxID          string  `json:"sandboxID"`
 	Alias              string  `json:"alias,omitempty"`
@@ -82,7 +83,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, actor string) (i
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, s.accessTo(box), nil
+	return http.StatusCreated, s.accessTo(r.Context(), box), nil
 }
 
 // spec is what a request asks for. What cannot be kept is refused.
@@ -145,10 +146,12 @@ func lifetime(timeout *int64) (int64, error) {
 	return max(*timeout, 1), nil // 0 means at once
 }
 
-func (s *Server) accessTo(box sandbox.Sandbox) access {
-	a := access{
+// accessTo is the entry of who asks, whose right to act was judged.
+func (s *Server) accessTo(ctx context.Context, box sandbox.Sandbox) entry {
+	c, _ := access.Of(ctx)
+	a := entry{
 		TemplateID: templateOf(box), SandboxID: string(box.ID), Alias: aliasOf(box), ClientID: clientID,
-		EnvdVersion: envdVersion, EnvdAccessToken: s.tokenOf(box.ID), Domain: s.domainOrNil(),
+		EnvdVersion: envdVersion, EnvdAccessToken: s.tokenOf(box.ID, c.Key), Domain: s.domainOrNil(),
 	}
 	if noteOf(box.Spec.Labels).Private {
 		token := s.trafficTokenOf(box.ID)
@@ -251,7 +254,7 @@ type lifecycle struct {
 
 type details struct {
 	shown
-	EnvdAccessToken string         `json:"envdAccessToken"`
+	EnvdAccessToken string         `json:"envdAccessToken,omitempty"` // for callers who may act
 	Domain          *string        `json:"domain"`
 	Internet        *bool          `json:"allowInternetAccess"`
 	Network         *networkConfig `json:"network,omitempty"`
@@ -266,9 +269,12 @@ func (s *Server) detail(_ http.ResponseWriter, r *http.Request, _ string) (int, 
 	}
 	n := noteOf(box.Spec.Labels)
 	d := details{
-		shown: show(box), EnvdAccessToken: s.tokenOf(box.ID), Domain: s.domainOrNil(),
+		shown: show(box), Domain: s.domainOrNil(),
 		Internet: internetOf(n, box.Spec.Network), Network: networkOf(n, box.Spec.Network),
 		Lifecycle: lifecycle{OnTimeout: "kill", AutoResume: n.AutoResume},
+	}
+	if c, ok := access.Of(r.Context()); ok && c.MayChange() { // who only looks gets nothing to act with
+		d.EnvdAccessToken = s.tokenOf(box.ID, c.Key)
 	}
 	if box.Spec.OnDeadline.Rests() {
 		d.Lifecycle.OnTimeout = "pause"
@@ -345,7 +351,24 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, actor string) (
 	if err != nil {
 		return 0, nil, gone(err)
 	}
-	return status, s.accessTo(box), nil
+	return status, s.accessTo(r.Context(), box), nil
+}
+
+// changeToken makes every token of a sandbox's data plane and ports given out
+// before open nothing any more, and answers with a new one.
+func (s *Server) changeToken(_ http.ResponseWriter, r *http.Request, _ string) (int, any, error) {
+	box, err := s.boxOf(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	if c, ok := access.Of(r.Context()); !ok || !c.MayChange() {
+		return 0, nil, sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "the role %s only looks: this takes the role %s", c.Role, access.RoleDeveloper)
+	}
+	if err := s.rotated.change(box.ID); err != nil {
+		return 0, nil, err
+	}
+	s.holds.cut(box.ID)
+	return http.StatusCreated, s.accessTo(r.Context(), box), nil
 }
 
 // resume is connect as old clients call it.

@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -33,6 +34,12 @@ type Config struct {
 	// Find returns a sandbox by its whole id, whoever asks: the token of the
 	// request is what gives the right.
 	Find func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	// Admits judges what a request brings for a port of a sandbox by the rules
+	// of host names: whether it may pass, whether the sandbox has a token of its
+	// own, and the headers without that. Nil: it never may.
+	Admits func(h http.Header, id sandbox.ID, port int) (clean http.Header, ok, asks bool)
+	// Rotated remembers tokens that were changed; nil: none can be.
+	Rotated *Rotations
 	// Living lists the living sandboxes of everybody, for URLs that name none but
 	// are signed with the token of one. It asks no database.
 	Living func() []sandbox.ID
@@ -65,6 +72,9 @@ type Server struct {
 	plane   *dataPlane
 	samples samples
 	pace    pace
+	admits  func(h http.Header, id sandbox.ID, port int) (clean http.Header, ok, asks bool)
+	rotated *Rotations
+	holds   holds
 }
 
 // New returns the handler of the whole dialect.
@@ -72,6 +82,10 @@ func New(cfg Config) http.Handler {
 	s := &Server{
 		m: cfg.Manager, callers: cfg.Callers, find: cfg.Find, living: cfg.Living,
 		secret: cfg.Secret, domain: cfg.Domain, image: cfg.DefaultImage, log: cfg.Log,
+		admits: cfg.Admits, rotated: cfg.Rotated,
+	}
+	if s.admits == nil {
+		s.admits = func(h http.Header, _ sandbox.ID, _ int) (http.Header, bool, bool) { return h, false, false }
 	}
 	if s.note = cfg.Note; s.note == nil {
 		s.note = func(context.Context, Deed) {}
@@ -99,7 +113,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.sandbox(w, r, m[2], m[1])
 		return
 	}
-	if r.URL.Path == filesPath && r.URL.Query().Has("signature") {
+	if isSigned(r) {
 		id, err := s.signedFor(r)
 		if err != nil {
 			s.fail(w, r, err)
@@ -108,7 +122,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.sandbox(w, r, string(id), strconv.Itoa(dataPort))
 		return
 	}
-	if id, ok := s.idOfToken(r.Header.Get(tokenHeader)); ok {
+	if id, _, ok := s.readToken(r.Header.Get(tokenHeader)); ok {
 		s.sandbox(w, r, string(id), strconv.Itoa(dataPort))
 		return
 	}
@@ -125,16 +139,11 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request, id, port string
 		s.fail(w, r, sandbox.Errorf(sandbox.ErrInvalid, "invalid_port", "port %.20q of a sandbox: use 1 to 65535", port))
 		return
 	}
-	box, err := s.lookUp(r.Context(), id)
-	if err != nil {
-		noSandbox(w, id)
-		return
-	}
 	if n == dataPort {
-		s.toData(w, r, box)
+		s.toData(w, r, id)
 		return
 	}
-	s.toPort(w, r, box, int(n))
+	s.toPort(w, r, id, int(n))
 }
 
 // lookUp finds a sandbox that runs, or that traffic may wake.
@@ -155,20 +164,19 @@ func wakes(box sandbox.Sandbox) bool {
 	return box.Status == sandbox.StatusPaused && noteOf(box.Spec.Labels).AutoResume
 }
 
-// roused is the sandbox, awake, and the context of whoever holds its token;
-// false where it does not wake, which is answered.
-func (s *Server) roused(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox) (sandbox.Sandbox, context.Context, bool) {
-	ctx := s.callers.Holder(r.Context(), box)
+// roused is the sandbox, awake; false where it does not wake, which is answered.
+// The context is that of who may act there.
+func (s *Server) roused(ctx context.Context, w http.ResponseWriter, box sandbox.Sandbox) (sandbox.Sandbox, bool) {
 	if box.Status == sandbox.StatusRunning {
-		return box, ctx, true
+		return box, true
 	}
 	up, err := s.wake(ctx, box, box.Owner, true)
 	if err != nil {
 		s.log.Info("traffic did not wake a sandbox", "sandbox", box.ID, "err", err)
 		noSandbox(w, string(box.ID))
-		return box, ctx, false
+		return box, false
 	}
-	return up, ctx, true
+	return up, true
 }
 
 // noSandbox is the answer of a sandbox that is gone, paused or never was: the
@@ -179,29 +187,86 @@ func noSandbox(w http.ResponseWriter, id string) {
 	})
 }
 
-// toData checks the token and hands over to the data plane. Requests for files
-// that bring a signature go there unchecked: it checks the signature.
-func (s *Server) toData(w http.ResponseWriter, r *http.Request, box sandbox.Sandbox) {
-	health := r.URL.Path == "/health"
-	if health && box.Status != sandbox.StatusRunning { // to ask is not to use
-		noSandbox(w, string(box.ID))
+// toData checks the token, or the signature that was made with one, and hands
+// over to the data plane. What brings neither is answered alike whether there is
+// such a sandbox or not, and leaves no row in the audit.
+func (s *Server) toData(w http.ResponseWriter, r *http.Request, name string) {
+	id, key, err := s.keyOf(r, name)
+	if err != nil {
+		s.refused(w, r, func() { writeFault(w, http.StatusUnauthorized, err.Error()) })
 		return
 	}
-	signed := r.URL.Path == filesPath && r.URL.Query().Has("signature")
-	open := health || signed && (box.Status == sandbox.StatusRunning || reproduces(r, s.tokenOf(box.ID))) // no other wakes it
-	if !open && !same(r.Header.Get(tokenHeader), s.tokenOf(box.ID)) {
-		answer(w, http.StatusUnauthorized, map[string]any{
-			"code": http.StatusUnauthorized, "message": "this sandbox asks for its access token: send it as " + tokenHeader,
-		})
+	box, err := s.lookUp(r.Context(), string(id))
+	if err != nil {
+		noSandbox(w, name)
 		return
 	}
-	box, ctx, ok := s.roused(w, r, box)
-	if ok {
-		if changesData(r) {
-			w = &notedAnswer{ResponseWriter: w, note: func(status int) {
-				s.note(ctx, Deed{Operation: "e2b " + r.Method + " " + r.URL.Path, Object: string(box.ID), Status: status})
-			}}
-		}
-		s.data(box).ServeHTTP(w, r.WithContext(ctx))
+	ctx, err := s.callers.Acting(r, box, key)
+	switch {
+	case errors.Is(err, sandbox.ErrUnauthenticated), errors.Is(err, sandbox.ErrForbidden): // as any wrong token
+		s.refused(w, r, func() { writeFault(w, http.StatusUnauthorized, errNoToken.Error()) })
+		return
+	case err != nil:
+		s.fail(w, r, err)
+		return
 	}
+	ctx, end := s.hold(ctx, w, id)
+	defer end()
+	if r.URL.Path == "/health" && box.Status != sandbox.StatusRunning { // to ask is not to use
+		noSandbox(w, name)
+		return
+	}
+	box, ok := s.roused(ctx, w, box)
+	if !ok {
+		return
+	}
+	if changesData(r) {
+		w = &notedAnswer{ResponseWriter: w, note: func(status int) {
+			s.note(ctx, Deed{Operation: "e2b " + r.Method + " " + r.URL.Path, Object: string(box.ID), Status: status})
+		}}
+	}
+	s.plane.handler(box).ServeHTTP(w, r.WithContext(ctx))
+}
+
+// Errors of who brings nothing good.
+var (
+	errNoToken = errors.New("this sandbox asks for its access token: send it as " + tokenHeader)
+	errNotOurs = errors.New("invalid signature")
+	errExpired = errors.New("signature is already expired")
+)
+
+// keyOf returns the sandbox that a request names and the API key whose token of
+// it the request brings, or was signed with.
+func (s *Server) keyOf(r *http.Request, name string) (sandbox.ID, string, error) {
+	id, key, ok := s.readToken(r.Header.Get(tokenHeader))
+	if ok && string(id) == name {
+		return id, key, nil
+	}
+	if !isSigned(r) {
+		return "", "", errNoToken
+	}
+	id, err := sandbox.ParseID(name)
+	if err != nil {
+		return "", "", errNotOurs
+	}
+	owner, err := s.ownerOf(r.Context(), id)
+	if err != nil {
+		return "", "", errNotOurs
+	}
+	if key, ok = s.signedWith(r, id, owner); !ok {
+		return "", "", errNotOurs
+	}
+	if expired(r) {
+		return "", "", errExpired
+	}
+	return id, key, nil
+}
+
+// refused counts a request that brought nothing good, and answers it.
+func (s *Server) refused(w http.ResponseWriter, r *http.Request, answer func()) {
+	if err := s.callers.Refused(r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	answer()
 }

@@ -105,7 +105,7 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, actor str
 const maxForks = 100
 
 type forkResult struct {
-	Sandbox *access  `json:"sandbox,omitempty"`
+	Sandbox *entry   `json:"sandbox,omitempty"`
 	Error   *failure `json:"error,omitempty"`
 }
 
@@ -143,7 +143,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request, actor string) (int
 			out[i].Error = &failure{Code: statusOf(f.Code), Message: f.Error, ErrorCode: f.Code}
 			continue
 		}
-		a := s.accessTo(*f.Sandbox)
+		a := s.accessTo(r.Context(), *f.Sandbox)
 		out[i].Sandbox = &a
 	}
 	return http.StatusCreated, out, nil

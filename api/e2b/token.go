@@ -6,10 +6,14 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -36,51 +40,130 @@ func Secret(path string) ([]byte, error) {
 	return key, nil
 }
 
-// newSecret writes the key beside its place first: a crash leaves none or all
-// of it.
-func newSecret(path string) (key []byte, err error) {
-	key = make([]byte, secretBytes)
+func newSecret(path string) ([]byte, error) {
+	key := make([]byte, secretBytes)
 	_, _ = rand.Read(key) // never fails (crypto/rand)
+	if err := writeFile(path, key); err != nil {
+		return nil, fmt.Errorf("make the key of sandbox tokens: %w", err)
+	}
+	return key, nil
+}
+
+// writeFile puts a file of mode 0600 in its place, whole and on disk.
+func writeFile(path string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".e2b-*")
 	if err != nil {
-		return nil, fmt.Errorf("make the key of sandbox tokens: %w", err)
+		return err
 	}
 	defer func() {
 		if err != nil {
 			_ = os.Remove(f.Name())
 		}
 	}()
-	_, err = f.Write(key) // CreateTemp makes it 0600
+	_, err = f.Write(content) // CreateTemp makes it 0600
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("write the key of sandbox tokens: %w", err)
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
 	}
-	return key, nil
+	return err
 }
 
-// tokenOf returns the token of a sandbox's data plane: its id, and what only
-// this daemon can derive of it. The same each time.
-func (s *Server) tokenOf(id sandbox.ID) string { return string(id) + s.derive("data", id) }
+// syncDir has the names in a directory last.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// tokenOf returns the token of a sandbox's data plane that is given to an API
+// key: the sandbox, the key, and what only this daemon can derive of both. It
+// lasts as long as the key may act in the sandbox, unless it is changed.
+func (s *Server) tokenOf(id sandbox.ID, key string) string {
+	return string(id) + key + "." + s.derive("data", id, key)
+}
 
 // trafficTokenOf returns the token for the ports of a sandbox that asks for one.
-func (s *Server) trafficTokenOf(id sandbox.ID) string { return s.derive("traffic", id) }
+func (s *Server) trafficTokenOf(id sandbox.ID) string { return s.derive("traffic", id, "") }
 
-func (s *Server) derive(use string, id sandbox.ID) string {
+func (s *Server) derive(use string, id sandbox.ID, key string) string {
 	mac := hmac.New(sha256.New, s.secret)
-	mac.Write([]byte(use + ":" + string(id)))
+	_, _ = fmt.Fprintf(mac, "%q", []string{use, string(id), key, s.rotated.of(id)})
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// idOfToken returns the sandbox whose token of the data plane this is.
-func (s *Server) idOfToken(token string) (sandbox.ID, bool) {
+// readToken returns the sandbox and the API key whose token of the data plane
+// this is. It asks no database: what is not ours is refused as quickly whether
+// there is such a sandbox or not.
+func (s *Server) readToken(token string) (id sandbox.ID, key string, ok bool) {
 	if len(token) <= idLength {
-		return "", false
+		return "", "", false
 	}
 	id, err := sandbox.ParseID(token[:idLength])
-	return id, err == nil && same(token, s.tokenOf(id))
+	key, _, dotted := strings.Cut(token[idLength:], ".")
+	return id, key, err == nil && dotted && same(token, s.tokenOf(id, key))
 }
 
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+// Rotations remembers which sandboxes had their tokens changed, in a file. A nil
+// one remembers nothing.
+type Rotations struct {
+	path string
+
+	mu  sync.Mutex
+	all map[sandbox.ID]string // guarded by mu: what the tokens are derived with beside the key
+}
+
+// OpenRotations reads the file, and forgets sandboxes that do not live.
+func OpenRotations(path string, living []sandbox.ID) (*Rotations, error) {
+	b, err := os.ReadFile(path)
+	read := map[sandbox.ID]string{}
+	if err == nil {
+		err = json.Unmarshal(b, &read)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read which tokens of sandboxes were changed: %w", err)
+	}
+	r := &Rotations{path: path, all: map[sandbox.ID]string{}}
+	for _, id := range living {
+		if salt, ok := read[id]; ok {
+			r.all[id] = salt
+		}
+	}
+	return r, nil
+}
+
+func (r *Rotations) of(id sandbox.ID) string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all[id]
+}
+
+// change draws anew what a sandbox's tokens are derived with. It is on disk
+// before it holds: a token that was changed never opens again.
+func (r *Rotations) change(id sandbox.ID) error {
+	if r == nil {
+		return errors.New("nothing remembers that tokens were changed")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := maps.Clone(r.all)
+	next[id] = rand.Text()
+	b, err := json.Marshal(next)
+	if err == nil {
+		err = writeFile(r.path, b)
+	}
+	if err != nil {
+		return fmt.Errorf("change the tokens of a sandbox: %w", err)
+	}
+	r.all = next
+	return nil
+}

@@ -138,7 +138,7 @@ func (t *tools) create(ctx context.Context, in createArgs) (brief, string, error
 	if in.MemoryMiB < 0 || in.MemoryMiB > most || in.DiskMiB < 0 || in.DiskMiB > most {
 		return brief{}, "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_limits", "memory_mib %d, disk_mib %d: use 0 to %d", in.MemoryMiB, in.DiskMiB, most)
 	}
-	if err := spec.Validate(); err != nil {
+	if err := spec.ValidateAsked(); err != nil {
 		return brief{}, "", err
 	}
 	return one(t.d.Create(ctx, spec, in.IdempotencyKey))

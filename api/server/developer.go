@@ -68,7 +68,7 @@ func (s *server) developerSandbox(ctx context.Context, named string) (sandbox.Sa
 	if named != "" {
 		return s.m.Sandbox(ctx, named)
 	}
-	page, err := s.m.List(ctx, sandbox.Filter{Labels: map[string]string{labelDeveloper: actorOf(ctx)}, Limit: 1})
+	page, err := s.m.List(ctx, sandbox.Filter{Owner: actorOf(ctx), Labels: map[string]string{labelDeveloper: actorOf(ctx)}, Limit: 1})
 	if err == nil && len(page.Items) == 0 {
 		err = sandbox.Errorf(sandbox.ErrNotFound, "not_provisioned", "you have no developer sandbox: POST /sandbox/provision makes one")
 	}
@@ -91,10 +91,10 @@ func (s *server) provision(ctx context.Context, in *provisionInput) (*result[api
 		if spec.Labels == nil {
 			spec.Labels = map[string]string{}
 		}
-		spec.Labels[labelDeveloper] = actorOf(ctx)
-		if err := spec.Validate(); err != nil {
+		if err := spec.ValidateAsked(); err != nil {
 			return nil, err
 		}
+		spec.Labels[labelDeveloper] = actorOf(ctx)
 		sb, err = s.m.Create(ctx, sandbox.CreateRequest{Spec: spec, Actor: actorOf(ctx)})
 		return wrap(api.Provisioned{Sandbox: sb, Created: true}, err)
 	case err != nil:

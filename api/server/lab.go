@@ -44,7 +44,7 @@ type Lab interface {
 
 // ProjectTarget is the path of everything about one project.
 type ProjectTarget struct {
-	Project string `path:"project" maxLength:"63" pattern:"^[a-z0-9][a-z0-9._-]*$" patternDescription:"the id or name of a project"`
+	Project string `path:"project" maxLength:"127" pattern:"^[a-z0-9][a-z0-9._-]{0,62}(@[a-z0-9][a-z0-9._:-]*)?$" patternDescription:"the id, name or name@owner of a project"`
 }
 
 // AgentTarget is the path of one agent.

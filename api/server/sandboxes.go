@@ -14,7 +14,7 @@ import (
 // Target is the path of everything about one sandbox. It is exported, as the
 // other embedded parts of inputs are, because the framework looks only there.
 type Target struct {
-	Ref string `path:"ref" maxLength:"63" pattern:"^[a-z0-9][a-z0-9._-]*$" patternDescription:"a sandbox id, name or beginning of an id" doc:"Id, name or unique beginning of an id."`
+	Ref string `path:"ref" maxLength:"127" pattern:"^[a-z0-9][a-z0-9._-]{0,62}(@[a-z0-9][a-z0-9._:-]*)?$" patternDescription:"a sandbox id, name, name@owner or beginning of an id" doc:"Id, name or unique beginning of an id; NAME@OWNER for who sees all."`
 }
 
 type (
@@ -105,7 +105,7 @@ func wrap[T any](v T, err error) (*result[T], error) {
 }
 
 func (s *server) create(ctx context.Context, in *createInput) (*result[sandbox.Sandbox], error) {
-	if err := in.Body.Validate(); err != nil {
+	if err := in.Body.ValidateAsked(); err != nil {
 		return nil, err
 	}
 	return wrap(s.m.Create(ctx, sandbox.CreateRequest{Spec: in.Body, IdempotencyKey: in.IdempotencyKey, Actor: actorOf(ctx)}))

@@ -67,7 +67,7 @@ func (s *server) streamRoutes() {
 			if err := readFirst(ctx, c, "run request", &req); err != nil {
 				return nil, nil, err
 			}
-			if err := req.Sandbox.Validate(); err != nil {
+			if err := req.Sandbox.ValidateAsked(); err != nil {
 				return nil, nil, err
 			}
 			if err := req.Process.Validate(); err != nil {

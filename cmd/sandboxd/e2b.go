@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/api/e2b"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/guard"
+	"github.com/sandboxd/sandboxd/ingress"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -60,15 +61,20 @@ const (
 	e2bIdle     = 3 * time.Minute
 	e2bMaxHead  = 64 << 10
 	e2bKeyFile  = "e2b.key"
+	e2bRotated  = "e2b.rotated"
 	e2bShutdown = 2 * time.Second
 )
 
 // openE2B listens, where that is configured.
-func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, office keyHolders, audit notes, log *slog.Logger) (*dialect, error) {
+func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Manager, in *ingress.Ingress, office *access.Office, audit notes, log *slog.Logger) (*dialect, error) {
 	if c.E2B.Listen == "" {
 		return &dialect{}, nil
 	}
 	secret, err := e2b.Secret(filepath.Join(c.StateDir, e2bKeyFile))
+	if err != nil {
+		return nil, err
+	}
+	rotated, err := e2b.OpenRotations(filepath.Join(c.StateDir, e2bRotated), m.IDs())
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +85,7 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 	handler := e2b.New(e2b.Config{
 		Manager: guarded, Callers: e2bCallers{office, audit}, Note: noteDeeds(audit),
 		Find:   func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) { return m.Sandbox(ctx, string(id)) },
-		Living: m.IDs, Secret: secret, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
+		Living: m.IDs, Secret: secret, Rotated: rotated, Admits: in.Admits, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
 	})
 	d := &dialect{&http.Server{
 		Handler: handler, ReadHeaderTimeout: e2bHeaders, IdleTimeout: e2bIdle, MaxHeaderBytes: e2bMaxHead,
@@ -125,12 +131,6 @@ func (d *dialect) close(ctx context.Context) error {
 	return nil
 }
 
-// keyHolders knows whose a key is.
-type keyHolders interface {
-	ByKey(ctx context.Context, secret, from string) (access.Caller, error)
-	Pace(c access.Caller) error
-}
-
 // notes keeps who changed what.
 type notes interface {
 	Ready() error
@@ -151,7 +151,7 @@ func noteDeeds(audit notes) func(context.Context, e2b.Deed) {
 // e2bCallers tells who calls: the holder of a key, or for the data of one
 // sandbox its owner.
 type e2bCallers struct {
-	office keyHolders
+	office *access.Office
 	audit  notes
 }
 
@@ -174,7 +174,55 @@ func (c e2bCallers) Authenticate(r *http.Request) (context.Context, string, erro
 	return access.With(r.Context(), caller), caller.Owner, nil
 }
 
-// Holder lets whoever has a sandbox's token do with it what its owner may.
-func (c e2bCallers) Holder(ctx context.Context, box sandbox.Sandbox) context.Context {
-	return access.With(ctx, access.Caller{Owner: box.Owner, Role: access.RoleDeveloper, From: "token of " + string(box.ID)})
+// holderKey is under which a context has whose right let a request in, where
+// that is not who it acts as.
+type holderKey struct{}
+
+// Acting lets who has a sandbox's token do with it what its owner may, as long
+// as the key the token was given to may act there.
+func (c e2bCallers) Acting(r *http.Request, box sandbox.Sandbox, key string) (context.Context, error) {
+	holder, err := c.office.ByKeyID(key)
+	switch {
+	case err != nil:
+		return nil, err
+	case !holder.Sees(box.Owner) || !holder.MayChange():
+		return nil, sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "key %s may not act in sandbox %s", key, box.ID)
+	}
+	if err := c.office.Pace(holder); err != nil {
+		return nil, err
+	}
+	if err := c.audit.Ready(); err != nil {
+		return nil, err
+	}
+	ctx := context.WithValue(r.Context(), holderKey{}, holder)
+	return access.With(ctx, access.Caller{Owner: box.Owner, Role: access.RoleDeveloper, Key: key, From: "token of " + string(box.ID) + ", " + r.RemoteAddr}), nil
 }
+
+// Guest lets anybody at what a sandbox shows to anybody, as long as its owner
+// may act.
+func (c e2bCallers) Guest(r *http.Request, box sandbox.Sandbox) (context.Context, error) {
+	owner, err := c.office.Standing(box.Owner)
+	if err == nil && !owner.MayChange() {
+		err = sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "owner %s only looks", box.Owner)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx := context.WithValue(r.Context(), holderKey{}, owner)
+	return access.With(ctx, access.Caller{Owner: box.Owner, Role: access.RoleDeveloper, From: "traffic of " + string(box.ID) + ", " + r.RemoteAddr}), nil
+}
+
+// ActingKeys lists the keys that may act on what an owner has.
+func (c e2bCallers) ActingKeys(owner string) []string { return c.office.ActingKeys(owner) }
+
+// Hold has cut called when what let a request in goes away.
+func (c e2bCallers) Hold(ctx context.Context, cut func()) (release func()) {
+	holder, ok := ctx.Value(holderKey{}).(access.Caller)
+	if !ok {
+		holder, _ = access.Of(ctx)
+	}
+	return c.office.Hold(holder, cut)
+}
+
+// Refused counts a request that brought nothing good.
+func (c e2bCallers) Refused(r *http.Request) error { return c.office.Refused(r.RemoteAddr) }

@@ -129,7 +129,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	all.hooks = hooks.Desk
-	dialect, err := openE2B(ctx, c, m, guarded, office, journal, log)
+	dialect, err := openE2B(ctx, c, m, guarded, in, office, journal, log)
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func (m *Memory) create(req sandbox.CreateRequest) (_ sandbox.Sandbox, existed b
 		return sandbox.Sandbox{}, false, err
 	}
 	now := time.Now()
-	b := &box{sb: sandbox.Sandbox{ID: sandbox.NewID(), Spec: req.Spec.Clone(), Status: sandbox.StatusRunning, CreatedAt: now, StartedAt: &now, Slot: len(m.boxes)}}
+	b := &box{sb: sandbox.Sandbox{ID: sandbox.NewID(), Owner: req.Actor, Spec: req.Spec.Clone(), Status: sandbox.StatusRunning, CreatedAt: now, StartedAt: &now, Slot: len(m.boxes)}}
 	b.files = newFiles()
 	m.boxes = append(m.boxes, b)
 	if req.IdempotencyKey != "" {
@@ -206,6 +206,9 @@ func matches(sb sandbox.Sandbox, f sandbox.Filter) bool {
 		return false
 	}
 	if len(f.Statuses) == 0 && !f.All && sb.Status.Terminal() {
+		return false
+	}
+	if f.Owner != "" && f.Owner != sb.Owner {
 		return false
 	}
 	for k, v := range f.Unlike {
