@@ -177,11 +177,19 @@ func refuseOwn(fd int) error {
 	if err != nil {
 		return err
 	}
-	own := "/proc/" + strconv.Itoa(os.Getpid())
-	if name == own || strings.HasPrefix(name, own+"/") {
+	if isOwn(name) {
 		return sandbox.Errorf(sandbox.ErrForbidden, "permission_denied", "the init's own files in /proc cannot be read")
 	}
 	return nil
+}
+
+// isOwn reports whether a path is of PID 1 in /proc, or of one of its threads,
+// which have directories there that no listing shows.
+func isOwn(name string) bool {
+	rest, ok := strings.CutPrefix(name, "/proc/")
+	number, _, _ := strings.Cut(rest, "/")
+	id, err := strconv.Atoi(number)
+	return ok && err == nil && unix.Tgkill(os.Getpid(), id, 0) == nil
 }
 
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
@@ -228,6 +236,9 @@ func (j *fileJob) statPath(name string) (sandbox.FileInfo, error) {
 		return sandbox.FileInfo{}, err
 	}
 	defer unix.Close(fd)
+	if err := refuseOwn(fd); err != nil {
+		return sandbox.FileInfo{}, err
+	}
 	n := j.names()
 	return describe(fd, name, &n)
 }
@@ -312,6 +323,10 @@ func listInto(out *[]sandbox.FileInfo, fd int, dir string, depth int, n *names) 
 		sub, err := linux.OpenBeneath(int(fd), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, 0)
 		if err != nil {
 			continue // not ours to read: told above, not entered
+		}
+		if refuseOwn(sub) != nil {
+			_ = unix.Close(sub)
+			continue
 		}
 		if err := listInto(out, sub, info.Path, depth-1, n); err != nil {
 			return err

@@ -79,6 +79,9 @@ func (a *archiver) add(fd int, name string, depth int) error {
 		if err := a.w.WriteHeader(h); err != nil {
 			return err
 		}
+		if refuseOwn(fd) != nil {
+			return nil // told, not entered
+		}
 		return a.addEntries(fd, name, depth)
 	case unix.S_IFLNK:
 		buf := make([]byte, maxPath)

@@ -12,6 +12,12 @@
 //	probe net FILE           make the network attempts in FILE (JSON); tell what came of each
 //	probe flow NET/ADDR TIME send a numbered message each millisecond for so long; tell how many were answered
 //	probe echo ADDR          send back what comes by TCP and UDP until killed
+//	probe signals ROUNDS [WAY...]  send PID 1's threads every signal in every way; tell the outcomes
+//	probe hammer TIME        send them as fast as it goes
+//	probe signal-control     send some in each way to an ordinary process
+//	probe limits             set limits and priorities of PID 1's threads, touch their files
+//	probe limits-control     the same on an ordinary process
+//	probe become ID          take a user id, give files to it, in each way
 //	probe names SERVER FILE  ask the name server the questions in FILE (JSON); tell what it said
 //	probe web FILE           send what FILE says (JSON) to web servers; tell what came back
 //
@@ -72,6 +78,12 @@ func run(args []string) error {
 			return err
 		}
 		return hammer(1, d)
+	case verb == "become" && len(args) == 1:
+		id, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		return become(id)
 	case verb == "limits":
 		return limits(1)
 	case verb == "limits-control":

@@ -140,7 +140,9 @@ func (t tally) add(name string, err error) {
 		t[name] = map[string]int{}
 	}
 	what := "ok"
-	if err != nil {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		what = unix.ErrnoName(errno)
+	} else if err != nil {
 		what = err.Error()
 	}
 	t[name][what]++
@@ -175,11 +177,11 @@ func signals(pid, rounds int, only ...string) error {
 			}
 		}
 		for sig := unix.Signal(1); sig <= 64; sig++ {
-			switch sig {
-			case unix.SIGKILL, unix.SIGSTOP: // these would end the probe's own parents
-			default:
-				signal.add("exit signal of a sibling", sibling(sig))
-			}
+			signal.add("exit signal of a sibling", sibling(sig))
+			signal.add("kill all", unix.Kill(-1, 0)) // 0: the probe and what started it are to live
+		}
+		for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGWINCH} {
+			signal.add("hangup of a terminal", hangup(pid, sig))
 		}
 	}
 	return signal.tell()
@@ -206,7 +208,7 @@ func sibling(sig unix.Signal) error {
 func signalControl() error {
 	out := tally{}
 	for name, send := range ways {
-		for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGHUP} {
+		for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP} {
 			out.add(name, arrives(name, send, sig))
 		}
 	}
@@ -381,5 +383,48 @@ func hammer(pid int, d time.Duration) error {
 			}
 		}
 	}
+	return out.tell()
+}
+
+// hangup gives a terminal to a process's group where it can, and hangs it up.
+func hangup(pid int, _ unix.Signal) error {
+	fd, err := unix.Open("/dev/pts/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.IoctlSetPointerInt(fd, unix.TIOCSPGRP, pid)
+}
+
+// become takes an id in each way there is to have one, on threads that end with
+// it, and gives files to it.
+func become(id int) error {
+	out := tally{}
+	file, err := os.CreateTemp("/tmp", "become")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	name, err := unix.BytePtrFromString(file.Name())
+	if err != nil {
+		return err
+	}
+	path, u, same := uintptr(unsafe.Pointer(name)), uintptr(id), ^uintptr(0)
+	fdcwd := ^uintptr(99) // AT_FDCWD, -100
+	for what, a := range map[string][6]uintptr{
+		"chown": {unix.SYS_CHOWN, path, u, same}, "lchown": {unix.SYS_LCHOWN, path, u, same}, "fchown": {unix.SYS_FCHOWN, file.Fd(), u, same},
+		"fchownat": {unix.SYS_FCHOWNAT, fdcwd, path, u, same}, "setuid": {unix.SYS_SETUID, u}, "setreuid": {unix.SYS_SETREUID, u, same},
+		"setreuid 2": {unix.SYS_SETREUID, same, u}, "setresuid": {unix.SYS_SETRESUID, u, same, same},
+		"setresuid 2": {unix.SYS_SETRESUID, same, u, same}, "setresuid 3": {unix.SYS_SETRESUID, same, same, u},
+	} {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread ends with its ids
+			done <- kernel(a[0], a[1:]...)
+		}()
+		out.add(what, <-done)
+	}
+	runtime.KeepAlive(name)
 	return out.tell()
 }
