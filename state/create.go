@@ -78,6 +78,9 @@ func (d *DB) CreateSandbox(ctx context.Context, p CreateParams) (sb sandbox.Sand
 			return err
 		}
 		if existed = before != ""; !existed {
+			if err := d.room(); err != nil {
+				return err
+			}
 			return t.create(b)
 		}
 		found, err := t.row(sqlSandbox, string(before))

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/mattn/go-sqlite3"
 
@@ -33,6 +34,10 @@ type DB struct {
 	full   chan struct{}  // asks for a checkpoint
 	folded sync.WaitGroup // the checkpoints
 	disk   *disk
+
+	path    string
+	ballast atomic.Pointer[ballast] // nil: none is kept
+	closing chan struct{}
 
 	patient   patient
 	auditKept int64 // rows
@@ -59,7 +64,7 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	}
 	_, err = os.Lstat(path + "-wal")
 	unclean := err == nil // a clean end takes the log away
-	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}, auditKept: keptAudit}
+	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}, auditKept: keptAudit, path: path, closing: make(chan struct{})}
 	if err := d.connect(path); err != nil {
 		return nil, err
 	}
@@ -210,6 +215,7 @@ func (d *DB) Close() error {
 	d.closePatient()
 	d.turn <- struct{}{} // never given back
 	close(d.full)
+	close(d.closing)
 	d.folded.Wait()
 	return translate(d.closeAll())
 }
@@ -293,6 +299,9 @@ func (d *DB) write(ctx context.Context, f func(t *tx) error) error {
 	t := &tx{conn: d.conn, disk: d.disk}
 	company := d.takePatient()
 	err := d.writer.Raw(func(any) error { return t.runWith(company, f) })
+	if sandbox.CodeOf(translate(err)) == "disk_full" && d.ballast.Load().release() {
+		err = d.writer.Raw(func(any) error { return t.run(f) })
+	}
 	var commit uint64
 	if err == nil || len(company) > 0 {
 		commit = d.disk.committed()

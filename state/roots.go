@@ -84,6 +84,11 @@ func (d *DB) RootOf(ctx context.Context, id sandbox.ID) (r Root, err error) {
 // ErrConflict with code root_pending while another change is unfinished, or
 // snapshot_name_taken.
 func (d *DB) BeginRoot(ctx context.Context, id sandbox.ID, p PendingRoot, durable bool) error {
+	if p.Snapshot != nil {
+		if err := d.room(); err != nil {
+			return err
+		}
+	}
 	data, err := toJSON(p)
 	if err != nil {
 		return err

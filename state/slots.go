@@ -41,6 +41,9 @@ const (
 // in advance. It chooses as CreateSandbox does. ErrExhausted with code
 // slots_exhausted unless spare more stay free.
 func (d *DB) ReserveSlot(ctx context.Context, slots, spare int) (slot int, err error) {
+	if err := d.room(); err != nil {
+		return 0, err
+	}
 	err = d.write(ctx, func(t *tx) error {
 		if slot, err = t.freeSlot(slots, spare); err != nil {
 			return err

@@ -84,6 +84,9 @@ func snapshotEvent(s sandbox.Snapshot, now time.Time) sandbox.Event {
 // ReserveSnapshot keeps the id and name of a snapshot whose files are being
 // made. ErrConflict with code snapshot_name_taken.
 func (d *DB) ReserveSnapshot(ctx context.Context, s sandbox.Snapshot) error {
+	if err := d.room(); err != nil {
+		return err
+	}
 	return d.write(ctx, func(t *tx) error { return t.insertSnapshot(s, snapshotCreating, "") })
 }
 

@@ -200,11 +200,17 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, fmt.Errorf("read the host's boot id: %w", err)
 	}
+	if err := state.MakeRoom(c.StateDir); err != nil {
+		return nil, p, err
+	}
 	db, err := state.Open(ctx, filepath.Join(c.StateDir, "sandboxd.db"))
 	if err != nil {
 		return nil, p, err
 	}
 	opened.add(db.Close)
+	if err := db.KeepBallast(); err != nil {
+		log.Warn("keep space in reserve for a full disk: tried again", "err", err)
+	}
 	p.db = db
 	p.roots, err = rootfs.Open(ctx, rootfs.Config{
 		Dir: c.StateDir, VolumeBytes: int64(c.Volume.Size), BestEffort: bestEffort,

@@ -4,6 +4,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -114,6 +115,80 @@ func TestHungInit(t *testing.T) {
 	}
 	hang()
 	timed("rm", func() error { _, err := d.Remove(t.Context(), id); return err })
+}
+
+// TestFullStateDisk fills the disk with the database again and again, and kills
+// the daemon on it: it starts, tells what runs, removes, and loses nothing. The
+// control is a create on the full disk, which is refused.
+func TestFullStateDisk(t *testing.T) {
+	at, err := os.MkdirTemp("/var/tmp", "sandboxd-full-")
+	if err == nil {
+		err = unix.Mount("tmpfs", at, "tmpfs", 0, "size=128m,mode=0711")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(at, unix.MNT_DETACH), os.Remove(at)); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("SANDBOXD_TEST_DIR", at)
+	d := harness.Install(t, "pool:\n  size: 0\n")
+	filler := filepath.Join(at, "filler")
+	fill := func() {
+		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for _, size := range []int{1 << 20, 4096, 1} {
+			for err = nil; err == nil; {
+				_, err = f.Write(make([]byte, size))
+			}
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	kept := d.New(t, sandbox.Spec{Name: "kept"})
+	d.Sh(t, "kept", "echo kept > /root/file")
+	for i := range harness.Soak(3, 50) {
+		var doomed []string
+		for range 3 {
+			doomed = append(doomed, string(d.New(t, sandbox.Spec{}).ID))
+		}
+		fill()
+		if _, err := d.Remove(t.Context(), doomed[0]); err != nil {
+			t.Fatalf("cycle %d: rm on a full disk: %v", i, err)
+		}
+		d.Crash()
+		fill() // what a start may take of before
+		d.Up()
+		fill()
+		if sb, err := d.Create(t.Context(), sandbox.Spec{}, ""); sandbox.CodeOf(err) != "disk_full" && sandbox.CodeOf(err) != "volume_full" {
+			t.Errorf("cycle %d: create on a full disk: %s, %v; want it refused", i, sb.ID, err)
+		}
+		for _, id := range doomed[1:] {
+			if _, err := d.Remove(t.Context(), id); err != nil {
+				t.Fatalf("cycle %d: rm on a full disk after a kill: %v", i, err)
+			}
+		}
+		if sb, err := d.Sandbox(t.Context(), "kept"); err != nil || sb.Status != sandbox.StatusRunning || sb.ID != kept.ID {
+			t.Fatalf("cycle %d: the bystander is %s, %v", i, sb.Status, err)
+		}
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 30*time.Second, "the reserve made again", func() bool {
+			st, err := os.Stat(filepath.Join(d.Dir, "state", "ballast"))
+			return err == nil && st.Size() == 8<<20
+		})
+		if got := d.Sh(t, "kept", "cat /root/file"); got != "kept" {
+			t.Fatalf("cycle %d: the file holds %q", i, got)
+		}
+	}
+	d.Agree(t)
 }
 
 // TestOperatorGetsIn has a user of the socket open as many connections as he

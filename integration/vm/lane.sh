@@ -34,7 +34,7 @@ skip=$skip'|TestAccess$|TestBootID|TestMetrics|TestTraces|TestPackage'
 skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients|TestOwnersAreApart|TestE2B'
 skip=$skip'|TestVolumesAfterKill|TestSnapshotCarried|TestSnapshotOfWhatDoesNotRun|TestBudgetStopsBurner|TestTimeoutEndsTheTree|TestPublishedPortIsNotForSandboxes'
 skip=$skip'|TestMadeUpRequests|TestWebhookReceiverDown|TestSwitchClearsMuch|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
-skip=$skip'|TestHung|TestWatchdog|TestOperatorGetsIn|TestExitStatusOfBadConfig'
+skip=$skip'|TestHung|TestWatchdog|TestOperatorGetsIn|TestFullStateDisk|TestExitStatusOfBadConfig'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
