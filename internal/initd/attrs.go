@@ -1,7 +1,6 @@
 package initd
 
 import (
-	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +31,7 @@ func tellMore(info *sandbox.FileInfo, fd int) {
 		return
 	}
 	if info.Type == sandbox.FileRegular || info.Type == sandbox.FileDir {
-		info.Attrs = attrsOf(fdPath(fd))
+		info.Attrs = attrsOf(fd)
 	}
 }
 
@@ -47,7 +46,7 @@ func linkEnd(name string) *sandbox.LinkEnd {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil
 	}
-	end, err := os.Readlink(fdPath(fd))
+	end, err := nameOf(fd)
 	if err != nil {
 		return nil
 	}
@@ -56,13 +55,13 @@ func linkEnd(name string) *sandbox.LinkEnd {
 }
 
 // attrsOf reads the attributes of the user.
-func attrsOf(name string) map[string]string {
-	n, err := unix.Listxattr(name, nil)
+func attrsOf(fd int) map[string]string {
+	n, err := listAttrs(fd, nil)
 	if err != nil || n <= 0 || n > maxAttrBytes {
 		return nil
 	}
 	list := make([]byte, n)
-	if n, err = unix.Listxattr(name, list); err != nil {
+	if n, err = listAttrs(fd, list); err != nil {
 		return nil
 	}
 	var attrs map[string]string
@@ -72,7 +71,7 @@ func attrsOf(name string) map[string]string {
 			continue
 		}
 		value := make([]byte, left)
-		k, err := unix.Getxattr(name, attr, value)
+		k, err := getAttr(fd, attr, value)
 		if err != nil {
 			continue
 		}
@@ -114,7 +113,7 @@ func (j *fileJob) setAttrs() error {
 			return err
 		}
 		for name, value := range j.args.Attrs {
-			if err := unix.Setxattr(fdPath(fd), name, []byte(value), 0); err != nil {
+			if err := setAttr(fd, name, value); err != nil {
 				return err
 			}
 		}

@@ -39,7 +39,7 @@ func openWork() (*os.File, error) {
 	}
 	// Letting go of a mount waits for RCU. What was opened on it stays good.
 	defer func() { go mount.Close() }()
-	fd, err := linux.OpenBeneath(int(mount.Fd()), initproto.WorkCgroup, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_BENEATH)
+	fd, err := entry(int(mount.Fd()), initproto.WorkCgroup, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: initproto.WorkCgroup, Err: err}
 	}
@@ -52,7 +52,7 @@ func newGroup(work *os.File, name string) (*procGroup, error) {
 	if err := unix.Mkdirat(wfd, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("making cgroup %s: %w", name, err)
 	}
-	fd, err := unix.Openat(wfd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	fd, err := entry(wfd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, 0)
 	if err != nil {
 		_ = unix.Unlinkat(wfd, name, unix.AT_REMOVEDIR)
 		return nil, fmt.Errorf("opening cgroup %s: %w", name, err)
@@ -63,7 +63,7 @@ func newGroup(work *os.File, name string) (*procGroup, error) {
 // empty tells whether no process lives in the cgroup; of one that cannot be
 // asked it says no.
 func (g *procGroup) empty() bool {
-	fd, err := unix.Openat(g.dir, "cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := entry(g.dir, "cgroup.events", unix.O_RDONLY, 0, 0)
 	if err != nil {
 		return false
 	}
@@ -86,7 +86,7 @@ func (g *procGroup) remove() bool {
 // kill ends every process in the cgroup at once (cgroup.kill, Linux 5.14),
 // a frozen one too.
 func (g *procGroup) kill() error {
-	fd, err := unix.Openat(g.dir, "cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := entry(g.dir, "cgroup.kill", unix.O_WRONLY, 0, 0)
 	if err != nil {
 		return fmt.Errorf("opening cgroup.kill of %s: %w", g.name, err)
 	}
@@ -100,7 +100,7 @@ func (g *procGroup) kill() error {
 
 // pids lists the members, as this pid namespace numbers them.
 func (g *procGroup) pids() ([]int, error) {
-	fd, err := unix.Openat(g.dir, "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := entry(g.dir, "cgroup.procs", unix.O_RDONLY, 0, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening cgroup.procs of %s: %w", g.name, err)
 	}

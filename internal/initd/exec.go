@@ -55,7 +55,6 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 		return nil, err
 	}
 	env := buildEnv(acc, spec, cfg.Configure)
-	dir := workDir(spec, cfg.Configure, acc)
 	id := s.procs.newID()
 	p := &process{out: newRing(s.procs.ringSize(spec.OutputBytes))}
 	p.rec = sandbox.Process{ID: id, Argv: shortArgv(spec.Argv), User: acc.name, Tag: spec.Tag, TTY: spec.TTY != nil, Main: spec.Main}
@@ -70,7 +69,7 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 			return nil, sandbox.Errorf(sandbox.ErrUnavailable, "cgroup_failed", "starting process %s: %w", id, err)
 		}
 	}
-	attr := &syscall.ProcAttr{Dir: dir, Env: envList(env), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
+	attr := &syscall.ProcAttr{Env: envList(env), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
 		Setsid: true, Setctty: spec.TTY != nil,
 		Credential: &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups},
 	}}
@@ -78,7 +77,8 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.group.dir
 	}
 	p.rec.StartedAt = time.Now()
-	if err := s.forkAndAdd(cfg.worker, p, st, spec.Argv, env["PATH"], dir, attr); err != nil {
+	job := forkJob{acc: acc, dirs: workDirs(spec, cfg.Configure, acc), argv: spec.Argv, path: env["PATH"], attr: attr}
+	if err := s.forkAndAdd(cfg.worker, p, st, job); err != nil {
 		s.procs.mu.Lock()
 		p.dropGroupLocked(s.procs)
 		s.procs.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 		if se, ok := errors.AsType[*sandbox.Error](err); ok {
 			return nil, se
 		}
-		return nil, explainExec(err, spec.Argv[0], dir, acc)
+		return nil, explainExec(err, spec.Argv[0], acc)
 	}
 	p.armTimeout(s.procs, time.Duration(spec.TimeoutSeconds*float64(time.Second)))
 	for i, f := range p.outputs {
@@ -96,41 +96,28 @@ func (s *Server) startWith(spec sandbox.ProcessSpec, open func(sandbox.ProcessSp
 	return p, nil
 }
 
-// forkAndAdd tries every candidate for the program, as execvp(3) does: execve
-// itself, with the user's rights, decides.
-func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, argv []string, pathVar, dir string, attr *syscall.ProcAttr) error {
-	candidates := candidates(argv[0], pathVar, dir)
+// forkAndAdd starts the program, and enters the process before its end can be
+// seen.
+func (s *Server) forkAndAdd(w *worker, p *process, st *stdio, job forkJob) error {
 	s.procs.forking.RLock()
 	defer s.procs.forking.RUnlock()
 	s.procs.forked.Store(true)
 	s.used.Store(true)
 	awake()
-	verdict := error(unix.ENOENT)
-	for i, name := range candidates {
-		if i < len(candidates)-1 && !exists(name) {
-			continue
-		}
-		pid, err := w.fork(name, argv, attr)
-		if err == nil {
-			p.rec.PID = pid
-			p.stdin, p.tty, p.outputs = st.stdin, st.tty, st.outputs
-			// Pumps must be counted before the reaper can see the process.
-			p.parts.Store(int32(1 + len(p.outputs)))
-			s.procs.add(p)
-			return nil
-		}
-		if errors.Is(err, unix.EACCES) || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-			verdict = err
-		}
-		if !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-			return verdict
-		}
+	pid, err := w.fork(job)
+	if err != nil {
+		return err
 	}
-	return verdict
+	p.rec.PID = pid
+	p.stdin, p.tty, p.outputs = st.stdin, st.tty, st.outputs
+	// Pumps must be counted before the reaper can see the process.
+	p.parts.Store(int32(1 + len(p.outputs)))
+	s.procs.add(p)
+	return nil
 }
 
 // candidates lists where a program may be. A name with a slash is itself,
-// and relative to the working directory the child will be in.
+// and relative to the working directory dir.
 func candidates(name, pathVar, dir string) []string {
 	if strings.Contains(name, "/") {
 		return []string{name}
@@ -150,32 +137,33 @@ func candidates(name, pathVar, dir string) []string {
 	return out
 }
 
-// exists only saves forks: it tells by PID 1's own rights whether a try is
-// worth it.
-func exists(name string) bool {
-	var st unix.Stat_t
-	return unix.Stat(name, &st) == nil
+// workDirError is why no working directory could be entered.
+type workDirError struct {
+	dir string
+	err error
 }
 
-// explainExec tells what a failed execve meant. The working directory is
-// looked at first: the child enters it, as the user, before the program.
-func explainExec(err error, name, dir string, acc account) error {
-	if derr := asUser(acc, nil, func() error { return unix.Faccessat(unix.AT_FDCWD, dir, unix.X_OK, unix.AT_EACCESS) }); derr != nil {
-		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q for user %s: %w", dir, acc.name, derr)
-	}
-	var st unix.Stat_t
-	if unix.Stat(dir, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q is not a directory", dir)
+func (e *workDirError) Error() string { return e.dir + ": " + e.err.Error() }
+func (e *workDirError) Unwrap() error { return e.err }
+
+// errNoLoader is a program that is there, and what it needs to begin is not.
+var errNoLoader = errors.New("its interpreter or loader does not exist inside")
+
+// explainExec tells what a failed start meant.
+func explainExec(err error, name string, acc account) error {
+	if e, ok := errors.AsType[*workDirError](err); ok {
+		switch {
+		case errors.Is(err, unix.ENOTDIR):
+			return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q is not a directory: %w", e.dir, e.err)
+		case errors.Is(err, unix.ELOOP):
+			return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q: its links lead in a circle, or through one of /proc that leads out of the files: name the directory itself: %w", e.dir, e.err)
+		}
+		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q for user %s: %w", e.dir, acc.name, e.err)
 	}
 	switch {
+	case errors.Is(err, errNoLoader):
+		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q: %w", name, err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		full := name
-		if strings.Contains(name, "/") && !path.IsAbs(name) {
-			full = path.Join(dir, name)
-		}
-		if strings.Contains(name, "/") && exists(full) {
-			return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q: its interpreter or loader does not exist inside", name)
-		}
 		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_found", "command %.200q is not in the sandbox: check its name and PATH", name)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EISDIR),
 		errors.Is(err, unix.ELOOP), errors.Is(err, unix.ELIBBAD), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG):
@@ -190,16 +178,16 @@ func explainExec(err error, name, dir string, acc account) error {
 	return sandbox.Errorf(sandbox.ErrUnavailable, "start_failed", "starting command %.200q: %w", name, err)
 }
 
-func workDir(spec sandbox.ProcessSpec, cfg initproto.Configure, acc account) string {
+// workDirs are the working directories to try: the next one where one is
+// missing.
+func workDirs(spec sandbox.ProcessSpec, cfg initproto.Configure, acc account) []string {
 	switch {
 	case spec.WorkDir != "":
-		return spec.WorkDir
+		return []string{spec.WorkDir}
 	case cfg.WorkDir != "":
-		return cfg.WorkDir
-	case exists(acc.home):
-		return acc.home
+		return []string{cfg.WorkDir}
 	}
-	return "/"
+	return []string{acc.home, "/"}
 }
 
 func buildEnv(acc account, spec sandbox.ProcessSpec, shared initproto.Configure) map[string]string {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -126,15 +125,6 @@ func fileError(what, name string, err error) error {
 	return sandbox.Errorf(sandbox.ErrUnavailable, "file_failed", "%s %.300q: %w", what, name, err)
 }
 
-// open resolves an absolute path by the calling thread's rights. Magic links
-// of /proc are not followed: they lead out of the root and the rights.
-func open(name string, flags int) (int, error) {
-	if flags&unix.O_PATH == 0 { // openat2 refuses these with O_PATH, which opens nothing
-		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
-	}
-	return linux.OpenBeneath(unix.AT_FDCWD, name, flags, 0, unix.RESOLVE_NO_MAGICLINKS)
-}
-
 // openParent opens the directory a path's last part is in, and refuses the
 // kernel's own file systems: nothing is to be written there for a caller.
 func openParent(name string) (dir int, base string, err error) {
@@ -173,7 +163,7 @@ func refuseOwn(fd int) error {
 	if st.Type != unix.PROC_SUPER_MAGIC {
 		return nil
 	}
-	name, err := os.Readlink(fdPath(fd))
+	name, err := nameOf(fd)
 	if err != nil {
 		return err
 	}
@@ -191,8 +181,6 @@ func isOwn(name string) bool {
 	id, err := strconv.Atoi(number)
 	return ok && err == nil && unix.Tgkill(os.Getpid(), id, 0) == nil
 }
-
-func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // describe makes the record of an open file; O_PATH does. Its path is name.
 func describe(fd int, name string, n *names) (sandbox.FileInfo, error) {
@@ -307,7 +295,7 @@ func listInto(out *[]sandbox.FileInfo, fd int, dir string, depth int, n *names) 
 		if len(*out) >= maxEntries {
 			return sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "directory %.200q lists more than %d entries: list a part of it", dir, maxEntries)
 		}
-		efd, err := linux.OpenBeneath(int(fd), name, unix.O_PATH|unix.O_NOFOLLOW, 0, 0)
+		efd, err := entry(fd, name, unix.O_PATH|unix.O_NOFOLLOW, 0, 0)
 		if err != nil {
 			continue // gone since
 		}
@@ -320,7 +308,7 @@ func listInto(out *[]sandbox.FileInfo, fd int, dir string, depth int, n *names) 
 		if info.Type != sandbox.FileDir || depth == 1 {
 			continue
 		}
-		sub, err := linux.OpenBeneath(int(fd), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, 0)
+		sub, err := entry(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, 0)
 		if err != nil {
 			continue // not ours to read: told above, not entered
 		}
@@ -365,27 +353,16 @@ func orMode(mode, otherwise uint32) uint32 {
 // mkdirAll opens a directory (O_PATH), making it and its parents; mode is
 // the last one's, where it is made. Those made belong to owner.
 func mkdirAll(name string, mode uint32, owner *account) (int, error) {
-	dir, err := open("/", unix.O_PATH|unix.O_DIRECTORY)
+	fd, err := open(name, unix.O_PATH|unix.O_DIRECTORY)
+	if !errors.Is(err, unix.ENOENT) || name == "/" {
+		return fd, err
+	}
+	dir, err := mkdirAll(path.Dir(name), 0o755, owner)
 	if err != nil {
 		return -1, err
 	}
-	parts := strings.FieldsFunc(name, func(r rune) bool { return r == '/' })
-	for i, part := range parts {
-		next, err := linux.OpenBeneath(dir, part, unix.O_PATH|unix.O_DIRECTORY, 0, unix.RESOLVE_NO_MAGICLINKS)
-		if errors.Is(err, unix.ENOENT) {
-			m := uint32(0o755)
-			if i == len(parts)-1 {
-				m = mode
-			}
-			next, err = makeDir(dir, part, m, owner)
-		}
-		_ = unix.Close(dir)
-		if err != nil {
-			return -1, err
-		}
-		dir = next
-	}
-	return dir, nil
+	defer unix.Close(dir)
+	return makeDir(dir, path.Base(name), mode, owner)
 }
 
 func makeDir(dir int, name string, mode uint32, owner *account) (int, error) {
@@ -397,7 +374,7 @@ func makeDir(dir int, name string, mode uint32, owner *account) (int, error) {
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}
-	fd, err := linux.OpenBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, unix.RESOLVE_NO_MAGICLINKS)
+	fd, err := entry(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -417,7 +394,7 @@ func makeDir(dir int, name string, mode uint32, owner *account) (int, error) {
 		err = unix.Fchownat(fd, "", int(owner.uid), gid, unix.AT_EMPTY_PATH)
 	}
 	if err == nil {
-		err = unix.Chmod(fdPath(fd), mode|shared) // past the umask
+		err = chmodFile(fd, mode|shared) // past the umask
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -464,7 +441,7 @@ func (j *fileJob) remove() error {
 		if !j.args.Recursive {
 			return unix.Unlinkat(dir, base, unix.AT_REMOVEDIR)
 		}
-		return os.RemoveAll(path.Join(fdPath(dir), base)) // follows no link beneath
+		return removeTree(dir, base)
 	})
 	if err != nil {
 		return fileError("removing", j.args.Path, err)
@@ -482,7 +459,7 @@ func (j *fileJob) chmod() error {
 		if err := refuseKernelFS(fd); err != nil {
 			return err
 		}
-		return unix.Chmod(fdPath(fd), j.args.Mode&0o7777)
+		return chmodFile(fd, j.args.Mode&0o7777)
 	})
 	if err != nil {
 		return fileError("changing the mode of", j.args.Path, err)

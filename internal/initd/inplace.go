@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -73,7 +72,7 @@ func (j *fileJob) openInPlace(dir int, base string) (f *os.File, isNew bool, err
 		return nil, false, err
 	}
 	const flags = unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
-	fd, err := linux.OpenBeneath(dir, base, flags|unix.O_CREAT|unix.O_EXCL, 0o600, 0)
+	fd, err := entry(dir, base, flags|unix.O_CREAT|unix.O_EXCL, 0o600, 0)
 	isNew = err == nil
 	if errors.Is(err, unix.EEXIST) {
 		var st unix.Stat_t
@@ -87,7 +86,7 @@ func (j *fileJob) openInPlace(dir int, base string) (f *os.File, isNew bool, err
 		default:
 			return nil, false, notRegular(j.args.Path)
 		}
-		fd, err = linux.OpenBeneath(dir, base, flags, 0, 0)
+		fd, err = entry(dir, base, flags, 0, 0)
 	}
 	if err != nil {
 		return nil, false, err
@@ -124,9 +123,9 @@ func (j *fileJob) beginAnew(fd int, isNew bool) error {
 			return err
 		}
 	}
-	for name := range attrsOf(fdPath(fd)) {
+	for name := range attrsOf(fd) {
 		if strings.HasPrefix(name, attrNamespace) {
-			_ = unix.Removexattr(fdPath(fd), name)
+			_ = removeAttr(fd, name)
 		}
 	}
 	return unix.Ftruncate(fd, 0)

@@ -40,7 +40,7 @@ func (s *Server) rehearse(w *worker) {
 	defer st.closeChild()
 	now := time.Now()
 	_, _ = json.Marshal(sandbox.Process{ID: "p0", Argv: spec.Argv, StartedAt: now, Exit: &sandbox.ExitStatus{At: now}})
-	attr := &syscall.ProcAttr{Dir: "/", Env: envList(buildEnv(acc, spec, initproto.Configure{})), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
+	attr := &syscall.ProcAttr{Env: envList(buildEnv(acc, spec, initproto.Configure{})), Files: st.childFDs(), Sys: &syscall.SysProcAttr{
 		Setsid: true, Credential: &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups},
 	}}
 	s.procs.mu.Lock()
@@ -51,7 +51,7 @@ func (s *Server) rehearse(w *worker) {
 	// A directory cannot be executed: the child ends there, and its end is
 	// taken by who forked it.
 	s.procs.forking.RLock()
-	pid, err := w.fork("/", spec.Argv, attr)
+	pid, err := w.fork(forkJob{acc: acc, dirs: []string{"/"}, argv: spec.Argv, attr: attr})
 	s.procs.forking.RUnlock()
 	if err == nil {
 		_ = unix.Kill(pid, unix.SIGKILL)

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -17,9 +16,9 @@ import (
 // them: they cannot be mounted afresh once the first root is gone.
 var movedMounts = []string{"proc", "sys", "dev"}
 
-// inNewRoot resolves a name in a root that a workload may have written: no
-// link of it is followed, nothing outside is reached.
-const inNewRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+// inNewRoot is for names in a root that a workload may have written: beside
+// what resolveIn refuses, no link of it is followed.
+const inNewRoot = unix.RESOLVE_NO_SYMLINKS
 
 // switchRoot makes a detached mount the root of the mount namespace.
 //
@@ -67,7 +66,7 @@ func switchRoot(root *os.File, extra []*os.File, paths []string, first bool) err
 	}
 	// The kernel frees the old filesystem with its last user, which can take
 	// long after much was written: that is to be us, and later.
-	old, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	old, err := openRoot()
 	if err != nil {
 		return undo(fmt.Errorf("holding on to the old root: %w", err))
 	}
@@ -115,7 +114,7 @@ func moveMount(root int, name string) error {
 func takeBack(root int) error {
 	var errs []error
 	for _, name := range movedMounts {
-		from, err := linux.OpenBeneath(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+		from, err := resolveIn(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 		if err != nil {
 			continue
 		}
@@ -134,7 +133,7 @@ func takeBack(root int) error {
 // directoryIn opens a directory of the new root, making it, and replacing
 // what is there but is none (a link or a file put there by a workload).
 func directoryIn(root int, name string) (int, error) {
-	fd, err := linux.OpenBeneath(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+	fd, err := resolveIn(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 	if err == nil {
 		return fd, nil
 	}
@@ -146,7 +145,7 @@ func directoryIn(root int, name string) (int, error) {
 	if err := unix.Mkdirat(root, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}
-	return linux.OpenBeneath(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+	return resolveIn(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 }
 
 // attachExtra mounts a further tree or file beneath the new root, at a place
@@ -187,14 +186,14 @@ func attachExtra(root, mount int, path string) error {
 
 // placeIn opens a directory, making it where there is nothing.
 func placeIn(dir int, name string) (int, error) {
-	fd, err := linux.OpenBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+	fd, err := resolveIn(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 	if !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
 	if err := unix.Mkdirat(dir, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}
-	return linux.OpenBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
+	return resolveIn(dir, name, unix.O_PATH|unix.O_DIRECTORY, 0, inNewRoot)
 }
 
 // placeError says what is in the way of a mount, and what to do.
@@ -218,17 +217,17 @@ func placeError(at string, err error) error {
 }
 
 func fileIn(dir int, name string) (int, error) {
-	fd, err := linux.OpenBeneath(dir, name, unix.O_RDONLY|unix.O_CREAT|unix.O_NONBLOCK|unix.O_NOCTTY, 0o644, inNewRoot)
+	fd, err := resolveIn(dir, name, unix.O_RDONLY|unix.O_CREAT, 0o644, inNewRoot)
 	if err != nil {
 		return -1, err
 	}
 	_ = unix.Close(fd)
-	return linux.OpenBeneath(dir, name, unix.O_PATH, 0, inNewRoot)
+	return resolveIn(dir, name, unix.O_PATH, 0, inNewRoot)
 }
 
 // writeIdentity writes the files that tell a root its name and neighbours.
 func writeIdentity(a initproto.Configure) error {
-	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := openRoot()
 	if err != nil {
 		return err
 	}
@@ -261,7 +260,7 @@ func replaceFile(dir int, name, content string) error {
 			return err
 		}
 	}
-	fd, err := linux.OpenBeneath(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, 0o644, inNewRoot)
+	fd, err := resolveIn(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC, 0o644, inNewRoot)
 	if err != nil {
 		return err
 	}

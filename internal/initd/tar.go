@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -101,7 +100,7 @@ func (a *archiver) add(fd int, name string, depth int) error {
 }
 
 func (a *archiver) addEntries(fd int, name string, depth int) error {
-	dfd, err := linux.OpenBeneath(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
+	dfd, err := entry(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -115,7 +114,7 @@ func (a *archiver) addEntries(fd int, name string, depth int) error {
 		return sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "directory %.100q has more than %d entries", name, maxEntries)
 	}
 	for _, e := range entries {
-		efd, err := linux.OpenBeneath(dfd, e, unix.O_PATH|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
+		efd, err := entry(dfd, e, unix.O_PATH|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
 			continue // gone since, or another mount: /proc beneath /
 		}
@@ -143,7 +142,7 @@ func (a *archiver) addRegular(fd int, h *tar.Header, st *unix.Stat_t) error {
 		}
 		a.links[id] = h.Name
 	}
-	rfd, err := unix.Open(fdPath(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	rfd, err := reopen(fd, unix.O_RDONLY)
 	if err != nil {
 		return fmt.Errorf("%.200s: %w", h.Name, err)
 	}
@@ -194,10 +193,8 @@ func (j *fileJob) tarIn() error {
 	return j.c.reply(struct{}{})
 }
 
-// beneath keeps every name of an archive under the target: links may be
-// followed as far as they stay there.
-const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
-
+// unpacker keeps every name of an archive under root: links may be followed
+// as far as they stay there.
 type unpacker struct {
 	root  int
 	owner bool // ids come from the archive
@@ -275,7 +272,7 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 
 // parent opens the directory of an entry, making what is missing.
 func (u *unpacker) parent(name string) (int, error) {
-	fd, err := linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+	fd, err := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 	if !errors.Is(err, unix.ENOENT) || name == "." {
 		return fd, err
 	}
@@ -287,13 +284,13 @@ func (u *unpacker) parent(name string) (int, error) {
 	if err := unix.Mkdirat(up, path.Base(name), 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}
-	return linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+	return entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 }
 
 func (u *unpacker) directory(dir int, base, name string, h *tar.Header) error {
 	err := unix.Mkdirat(dir, base, 0o700)
 	if errors.Is(err, unix.EEXIST) {
-		fd, oerr := linux.OpenBeneath(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+		fd, oerr := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 		if oerr != nil {
 			return oerr
 		}
@@ -315,7 +312,7 @@ func ownerID(id int) int {
 }
 
 func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) error {
-	fd, err := linux.OpenBeneath(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, beneath)
+	fd, err := entry(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, 0)
 	if err != nil {
 		return err
 	}
@@ -337,7 +334,7 @@ func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) err
 
 func (u *unpacker) hardLink(dir int, base string, h *tar.Header) error {
 	target := relative(h.Linkname)
-	from, err := linux.OpenBeneath(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+	from, err := entry(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -365,12 +362,12 @@ func setTime(dir int, base string, at time.Time) error {
 func (u *unpacker) finishDirs() error {
 	for _, d := range slices.Backward(u.dirs) {
 
-		fd, err := linux.OpenBeneath(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, beneath)
+		fd, err := entry(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 		if err != nil {
 			return err
 		}
 		ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(d.at.UnixNano())}
-		err = errors.Join(unix.UtimesNanoAt(unix.AT_FDCWD, fdPath(fd), ts, 0), unix.Chmod(fdPath(fd), d.mode))
+		err = errors.Join(setFileTimes(fd, ts), chmodFile(fd, d.mode))
 		_ = unix.Close(fd)
 		if err != nil {
 			return err

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -238,10 +237,10 @@ func (nf *newFile) create() error {
 	case !errors.Is(err, unix.ENOENT):
 		return err
 	}
-	fd, err := linux.OpenBeneath(nf.dir, ".", unix.O_TMPFILE|unix.O_RDWR, 0o600, 0)
+	fd, err := entry(nf.dir, ".", unix.O_TMPFILE|unix.O_RDWR, 0o600, 0)
 	if err != nil {
 		nf.temp = tempName()
-		fd, err = linux.OpenBeneath(nf.dir, nf.temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, 0)
+		fd, err = entry(nf.dir, nf.temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, 0)
 		if err != nil {
 			nf.temp = ""
 			return err
@@ -266,7 +265,7 @@ func (nf *newFile) publish(mode uint32) error {
 	}
 	if nf.temp == "" {
 		temp := tempName()
-		if err := unix.Linkat(unix.AT_FDCWD, fdPath(fd), nf.dir, temp, unix.AT_SYMLINK_FOLLOW); err != nil {
+		if err := linkFile(fd, nf.dir, temp); err != nil {
 			return fmt.Errorf("naming the new content: %w", err)
 		}
 		nf.temp = temp
@@ -335,7 +334,7 @@ func realDir(name string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	return os.Readlink(fdPath(fd))
+	return nameOf(fd)
 }
 
 // bufferedData collects small writes into full Data frames.

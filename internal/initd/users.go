@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -53,8 +52,8 @@ const settleTime = 100 * time.Millisecond
 
 // stampOf returns a file's stamp, and whether it vouches for the content.
 func stampOf(path string) (fileStamp, bool) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	st, err := statFile(path)
+	if err != nil {
 		return fileStamp{}, errors.Is(err, unix.ENOENT)
 	}
 	age := time.Since(time.Unix(st.Ctim.Unix()))
@@ -195,7 +194,7 @@ func idNames(file string) map[uint32]string {
 // readUserFile returns the beginning of a regular file of the user's root,
 // or nothing: whatever stands there instead must neither block nor fill PID 1.
 func readUserFile(path string) string {
-	fd, err := linux.OpenBeneath(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0, unix.RESOLVE_NO_MAGICLINKS)
+	fd, err := open(path, unix.O_RDONLY)
 	if err != nil {
 		return ""
 	}

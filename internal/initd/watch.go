@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
-	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -75,7 +74,7 @@ func (w *watcher) add(name string) error {
 	}
 	dir := os.NewFile(uintptr(fd), name)
 	defer dir.Close()
-	wd, err := unix.InotifyAddWatch(w.raw(), fdPath(fd), watchMask)
+	wd, err := watchFile(w.raw(), fd, watchMask)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {
 			return sandbox.Errorf(sandbox.ErrExhausted, "watches_exhausted", "the sandbox may watch no more directories: %w", err)
@@ -91,7 +90,7 @@ func (w *watcher) add(name string) error {
 		return err
 	}
 	for _, e := range entries {
-		sub, err := linux.OpenBeneath(fd, e, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
+		sub, err := entry(fd, e, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
 		if err != nil {
 			continue
 		}

@@ -4,7 +4,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
+	"path"
 	"runtime"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -35,12 +38,16 @@ type worker struct {
 	jobs    chan forkJob
 	profile sandbox.Capabilities
 	token   linux.ForkToken // its thread's alone: lets it use clone3
+	groups  []uint32        // the thread's own
+	root    bool            // user 0 is the thread's own
 }
 
 type forkJob struct {
-	enter bool // the Landlock domain; nothing else is set then
-	path  string
+	enter bool     // the Landlock domain; nothing else is set then
+	acc   account  // whose rights decide
+	dirs  []string // working directories, see workDirs
 	argv  []string
+	path  string // the variable PATH
 	attr  *syscall.ProcAttr
 	done  chan<- forkResult
 }
@@ -57,7 +64,14 @@ func startWorker(profile sandbox.Capabilities, filter []byte) (*worker, error) {
 	if !ok {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", profile)
 	}
-	w := &worker{jobs: make(chan forkJob), profile: profile}
+	w := &worker{jobs: make(chan forkJob), profile: profile, root: os.Geteuid() == 0}
+	groups, err := os.Getgroups()
+	if err != nil {
+		return nil, restrictError(err)
+	}
+	for _, g := range groups {
+		w.groups = append(w.groups, uint32(g))
+	}
 	ready := make(chan error)
 	go w.run(caps, filter, ready)
 	if err := <-ready; err != nil {
@@ -84,7 +98,7 @@ func (w *worker) run(caps uint64, filter []byte, ready chan<- error) {
 			j.done <- forkResult{err: linux.EnterLandlockDomain()}
 			continue
 		}
-		pid, err := linux.ForkExec(j.path, j.argv, j.attr, w.token)
+		pid, err := w.start(j)
 		j.done <- forkResult{pid, err}
 	}
 }
@@ -123,11 +137,99 @@ func (w *worker) enter() error {
 }
 
 // fork starts one workload.
-func (w *worker) fork(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
+func (w *worker) fork(j forkJob) (int, error) {
 	done := make(chan forkResult, 1)
-	w.jobs <- forkJob{path: path, argv: argv, attr: attr, done: done}
+	j.done = done
+	w.jobs <- j
 	r := <-done
 	return r.pid, r.err
+}
+
+// start enters the working directory as the user and tries every candidate for
+// the program, as execvp(3) does: execve itself, with the user's rights,
+// decides. The child inherits the directory: it resolves no name of the user's
+// but that of the program, which was looked up before.
+func (w *worker) start(j forkJob) (int, error) {
+	var names []string
+	verdict := error(unix.ENOENT)
+	err := w.as(j.acc, func() error {
+		root, err := openRoot()
+		if err != nil {
+			return err
+		}
+		defer unix.Close(root)
+		cwd, err := enterAny(root, j.dirs)
+		if err != nil {
+			return err
+		}
+		for _, name := range candidates(j.argv[0], j.path, cwd) {
+			full := name
+			if !path.IsAbs(name) {
+				full = cwd + "/" + name // ".." is for the kernel to follow
+			}
+			switch err := found(root, full); {
+			case err == nil:
+				names = append(names, name)
+			case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+			default:
+				verdict = err
+			}
+		}
+		return nil
+	})
+	defer leaveDir()
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range names {
+		pid, err := linux.ForkExec(name, j.argv, j.attr, w.token)
+		switch {
+		case err == nil:
+			return pid, nil
+		case errors.Is(err, unix.EACCES):
+			verdict = err
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+			if strings.Contains(j.argv[0], "/") {
+				verdict = errNoLoader
+			}
+		default:
+			return 0, err
+		}
+	}
+	return 0, verdict
+}
+
+// enterAny enters the first directory that is not missing.
+func enterAny(root int, dirs []string) (cwd string, err error) {
+	for _, dir := range dirs {
+		if cwd, err = enterDir(root, dir); err == nil {
+			return cwd, nil
+		}
+		err = &workDirError{dir, err}
+		if !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	return "", err
+}
+
+// fileCapabilities pass by the rights of files. Of those users, only 0 has any.
+var fileCapabilities = []uint{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
+
+// as runs f with the rights over files that a child of the user's will have.
+func (w *worker) as(acc account, f func() error) error {
+	if w.root && acc.uid == 0 && acc.gid == 0 && len(acc.groups) <= 1 {
+		return f() // what the thread is
+	}
+	if err := linux.SetThreadGroups(acc.groups); err != nil {
+		return err
+	}
+	var without []uint
+	if acc.uid != 0 {
+		without = fileCapabilities
+	}
+	err := linux.WithFSIDs(acc.uid, acc.gid, f, without...)
+	return errors.Join(err, linux.SetThreadGroups(w.groups))
 }
 
 // stop ends the thread. No fork may be under way or follow.

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"errors"
+	"math"
 	"runtime"
 	"syscall"
 	"unsafe"
@@ -38,7 +39,6 @@ type child struct {
 	token     ForkToken
 	path      *byte
 	argv, env []*byte
-	dir       *byte
 	fds       []int
 	next      int // above all of fds
 	uid, gid  uintptr
@@ -47,12 +47,15 @@ type child struct {
 	err       syscall.Errno
 }
 
-// ForkExec is syscall.ForkExec with three differences. The signals that the
+// ForkExec is syscall.ForkExec with four differences. The signals that the
 // process ignores have their default action in the child. clone3 is called
 // with the token, so that a filter can tell who calls. And an error comes back
-// through the memory that parent and child share, without a pipe.
+// through the memory that parent and child share, without a pipe. And the child
+// closes all but its own descriptors before execve, not by it: the kernel
+// resolves the names of the program, its interpreter and its loader with what
+// is open then (close_range(2), Linux 5.9).
 //
-// Of attr it heeds Dir, Env, Files and of Sys the controlling terminal (always
+// Of attr it heeds Env, Files and of Sys the controlling terminal (always
 // descriptor 0), the credential, which must be given, and the cgroup. The child
 // has a session of its own.
 func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToken) (pid int, err error) {
@@ -66,11 +69,6 @@ func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToke
 	}
 	if c.env, err = syscall.SlicePtrFromStrings(attr.Env); err != nil {
 		return 0, err
-	}
-	if attr.Dir != "" {
-		if c.dir, err = unix.BytePtrFromString(attr.Dir); err != nil {
-			return 0, err
-		}
 	}
 	c.next = len(attr.Files)
 	for _, fd := range attr.Files {
@@ -149,11 +147,6 @@ func fork(c *child) (pid uintptr, errno syscall.Errno) {
 	if _, _, e = syscall.RawSyscall(unix.SYS_SETUID, c.uid, 0, 0); e != 0 {
 		goto fail
 	}
-	if c.dir != nil {
-		if _, _, e = syscall.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(c.dir)), 0, 0); e != 0 {
-			goto fail
-		}
-	}
 	// Those in the way of the final numbers go above all, then each goes down.
 	for i = 0; i < len(c.fds); i++ {
 		if c.fds[i] < i {
@@ -178,6 +171,9 @@ func fork(c *child) (pid uintptr, errno syscall.Errno) {
 		if _, _, e = syscall.RawSyscall(unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 1); e != 0 {
 			goto fail
 		}
+	}
+	if _, _, e = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(len(c.fds)), math.MaxUint32, 0); e != 0 {
+		goto fail
 	}
 	_, _, e = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(c.path)), uintptr(unsafe.Pointer(&c.argv[0])), uintptr(unsafe.Pointer(&c.env[0])))
 fail:
