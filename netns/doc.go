@@ -164,6 +164,8 @@
 //	    # what links may still tell of packets refused
 //	  set uplinks { type ifname }
 //	    # interfaces the daemon made forward
+//	  set installation { type mark }
+//	    # whose sandboxes these are, as a comment
 //	  map shelves { type ifname : mark }
 //	    # links with lists, and where those are
 //	  map classes { type integer : inet_service; flags interval }

@@ -34,6 +34,9 @@ type Config struct {
 	// not block: meanwhile the kernel drops what there is to tell.
 	Tell func(sandbox.NetworkNews)
 	Log  *slog.Logger
+	// Installation, unless empty, is whose sandboxes these are. The table says
+	// it, and so Open knows those of another.
+	Installation string
 }
 
 // Host is the networking of all sandboxes of one network namespace: the
@@ -73,6 +76,8 @@ type Host struct {
 	agreedAt time.Time // when the table was last compared; for the reaper alone
 
 	strangers map[string]bool // links found at the start; order guards it, until Recover
+	held      atomic.Bool     // see Hold
+	foreign   string          // the installation whose links were found, if not ours
 }
 
 // Attachment is a sandbox as this package knows it.
@@ -161,6 +166,9 @@ func (h *Host) open(cfg Config) error {
 		return err
 	}
 	if h.table, err = openTable(planTable(h.pool, cfg.Deny, cfg.Admit)); err != nil {
+		return err
+	}
+	if h.foreign, err = h.table.belong(cfg.Installation); err != nil {
 		return err
 	}
 	if err := h.table.install(); err != nil {

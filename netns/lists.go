@@ -184,10 +184,30 @@ func portBytes(port uint16) string { return string([]byte{byte(port >> 8), byte(
 // byPolicy loads a link's name and its policy's mark, to which the rest of a
 // key in the lists follows from regWord5 on.
 func (d direction) byPolicy() []expr.Any {
-	return []expr.Any{
+	return append([]expr.Any{
 		&expr.Meta{Key: d.key, Register: reg1},
 		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGenerations},
+	}, sized(regWord4)...)
+}
+
+// sized gives what is in a word the length of a word, for who lists the rule:
+// nft 1.0.6 (Debian 12) knows none of what a map has for a key, or of an address
+// of a flow, and it aborts on a concatenation of such a member, so that nobody
+// could list or save the host's firewall. The packet's mark has a length. It is
+// lent for a moment, in which nothing else can see the packet.
+func sized(word uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: regWord15},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: word},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: word},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: regWord15},
 	}
+}
+
+// towardAt loads what a flow was begun with into a register.
+func towardAt(word uint32) []expr.Any {
+	// The address takes four words, and fills one.
+	return append([]expr.Any{&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: word}}, sized(word)...)
 }
 
 func (d direction) policyText() string {
@@ -196,25 +216,31 @@ func (d direction) policyText() string {
 
 // shelf leads to the chain of a link's lists, if it has any, and back.
 func (d direction) shelf() part {
-	return part{fmt.Sprintf("%s map @%s vmap @%s", d.word, setShelves, d.shelves), []expr.Any{
-		&expr.Meta{Key: d.key, Register: reg1},
-		&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: setShelves},
-		&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: d.shelves},
-	}}
+	return part{fmt.Sprintf("%s map @%s vmap @%s", d.word, setShelves, d.shelves), slices.Concat(
+		[]expr.Any{
+			&expr.Meta{Key: d.key, Register: reg1},
+			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: setShelves},
+		},
+		sized(reg1),
+		[]expr.Any{&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: d.shelves}},
+	)}
 }
 
 // listed matches what a list of the link's policy means.
 func (d direction) listed(shelf int, list uint32) part {
 	return part{
 		fmt.Sprintf("(%s . %d . ct original ip daddr) map @%s . ct protocol . ct original proto-dst @%s", d.policyText(), list, placesOn(shelf), portsOn(shelf)),
-		append(d.byPolicy(),
-			&expr.Immediate{Register: regWord5, Data: []byte(markBytes(list))},
-			// The address takes four words, and fills one.
-			&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord6},
-			&expr.Lookup{SourceRegister: reg1, DestRegister: regWord5, IsDestRegSet: true, SetName: placesOn(shelf)},
-			&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord6},
-			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord7},
-			&expr.Lookup{SourceRegister: reg1, SetName: portsOn(shelf)},
+		slices.Concat(
+			d.byPolicy(),
+			[]expr.Any{&expr.Immediate{Register: regWord5, Data: []byte(markBytes(list))}},
+			towardAt(regWord6),
+			[]expr.Any{&expr.Lookup{SourceRegister: reg1, DestRegister: regWord5, IsDestRegSet: true, SetName: placesOn(shelf)}},
+			sized(regWord5),
+			[]expr.Any{
+				&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord6},
+				&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord7},
+				&expr.Lookup{SourceRegister: reg1, SetName: portsOn(shelf)},
+			},
 		),
 	}
 }
@@ -235,10 +261,9 @@ func (d direction) pinned(set string, when ...part) []rulePlan {
 		{"ct protocol . ct original proto-dst", []expr.Any{proto, port}},
 		{"ct protocol . 0", []expr.Any{proto, number(regWord6, 0)}},
 		{"0 . 0", []expr.Any{number(regWord5, 0), number(regWord6, 0)}},
-		{fmt.Sprintf("%d . ct protocol . ct original proto-dst map @%s", pinClass, setClasses), []expr.Any{proto, port, class, number(regWord5, pinClass)}},
+		{fmt.Sprintf("%d . ct protocol . ct original proto-dst map @%s", pinClass, setClasses), slices.Concat([]expr.Any{proto, port, class}, sized(regWord6), []expr.Any{number(regWord5, pinClass)})},
 	} {
-		exprs := append(d.byPolicy(), kind.load...)
-		exprs = append(exprs, &expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: regWord7}, &expr.Lookup{SourceRegister: reg1, SetName: set})
+		exprs := slices.Concat(d.byPolicy(), kind.load, towardAt(regWord7), []expr.Any{&expr.Lookup{SourceRegister: reg1, SetName: set}})
 		text := fmt.Sprintf("%s . %s . ct original ip daddr @%s", d.policyText(), kind.text, set)
 		out = append(out, rule(append(when, part{text, exprs}, jump("passed"))...))
 	}

@@ -3,6 +3,7 @@ package netns
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +42,8 @@ const (
 	regWord5 = unix.NFT_REG32_05
 	regWord6 = unix.NFT_REG32_06
 	regWord7 = unix.NFT_REG32_07
+
+	regWord15 = unix.NFT_REG32_15 // the last
 )
 
 // Bits of ct state as nf_tables loads it (NF_CT_STATE_BIT and friends).
@@ -92,9 +95,7 @@ var (
 	// directions, and errors about it, are judged alike, before any NAT of the
 	// host's own. (The address takes sixteen bytes of register in an inet
 	// table, and fills four: what is concatenated comes after it.)
-	toward = part{"ct original ip daddr", []expr.Any{
-		&expr.Ct{Key: expr.CtKeyDST, Direction: dirOriginal, Register: reg1},
-	}}
+	toward  = part{"ct original ip daddr", towardAt(reg1)}
 	service = part{"ct protocol . ct original proto-dst", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: regWord0},
 		&expr.Ct{Key: expr.CtKeyPROTODST, Direction: dirOriginal, Register: regWord1},
@@ -120,11 +121,14 @@ var (
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(markUnpaced), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
 	}}
-	fellow = part{"iifname map @" + setGroups + " . ip daddr", []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
-		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGroups},
-		&expr.Payload{DestRegister: regWord5, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-	}}
+	fellow = part{"iifname map @" + setGroups + " . ip daddr", slices.Concat(
+		[]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
+			&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGroups},
+		},
+		sized(regWord4),
+		[]expr.Any{&expr.Payload{DestRegister: regWord5, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}},
+	)}
 	markFlow = part{"ct mark set iifname map @" + setGenerations, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
 		&expr.Lookup{SourceRegister: reg1, DestRegister: regWord4, IsDestRegSet: true, SetName: setGenerations},

@@ -123,6 +123,7 @@ const (
 	setGate        = "gate"
 	setGates       = "gates"
 	setUplinks     = "uplinks"
+	setOwner       = "installation"
 )
 
 // planTable plans the table for a pool, the ranges the operator closes to all
@@ -181,6 +182,7 @@ func planSets(t tablePlan) []setPlan {
 		{name: setToldGranted, what: "what links may still tell of flows let out", key: link, dynamic: true, timeout: true},
 		{name: setToldRefused, what: "what links may still tell of packets refused", key: link, dynamic: true, timeout: true},
 		{name: setUplinks, what: "interfaces the daemon made forward", key: link, lasting: true},
+		{name: setOwner, what: "whose sandboxes these are, as a comment", key: nftables.TypeMark},
 	}, listSets()...)
 }
 

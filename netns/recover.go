@@ -52,8 +52,11 @@ func (h *Host) Recover(ctx context.Context, keep map[sandbox.ID]Attachment) erro
 	h.mu.Lock()
 	tenants := maps.Clone(h.tenants)
 	h.mu.Unlock()
-	h.reap.dropOrphans(h.pool, tenants)
-	errs = append(errs, h.removeUnknownLinks(ctx, keep), h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
+	if !h.held.Load() {
+		h.reap.dropOrphans(h.pool, tenants)
+		errs = append(errs, h.removeUnknownLinks(ctx, keep))
+	}
+	errs = append(errs, h.reshapeKept(ctx, keep), h.reconnect(ctx, keep, want))
 	if err := errors.Join(errs...); err != nil {
 		return PartlyError{err}
 	}
@@ -67,6 +70,14 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 	have, err := h.table.read(true)
 	if err != nil {
 		return nil, err
+	}
+	held := h.held.Load()
+	if held {
+		links := map[string]bool{}
+		for _, l := range want {
+			links[l.name] = true
+		}
+		beside(links, have, h.strangers)
 	}
 	all := planRecovery(slices.Collect(maps.Values(want)), have, linkPlan.held)
 	h.mu.Lock()
@@ -89,10 +100,15 @@ func (h *Host) recover(want map[sandbox.ID]linkPlan) (gone []netip.Addr, err err
 			}
 		}
 	}
+	if held { // pins of others, too
+		stale = change{}
+	}
 	if err := h.applyHealing(append(all, stale)...); err != nil {
 		return nil, err
 	}
-	h.strangers = nil
+	if !held {
+		h.strangers = nil
+	}
 	return gone, nil
 }
 

@@ -614,3 +614,21 @@ func TestRecoverLists(t *testing.T) {
 		t.Errorf("left of removed sandboxes: %q", left)
 	}
 }
+
+// TestToolListsRuleset: the nft of Debian 12 aborts on a lookup by what has no
+// length to it, and then nobody can list or save the host's firewall.
+func TestToolListsRuleset(t *testing.T) {
+	newWorld(t)
+	h := openHost(t, Config{Installation: "here"})
+	b := policyBox(t, h, 108, allowing("9.9.9.0/24:80,1000-2000/tcp", "www.example.com:443"))
+	pin(t, h, b, "www.example.com", publicAddr)
+	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+	for _, want := range []string{"table inet " + tableName, setPins, "www.example.com", `comment "here"`, "chain outbound"} {
+		if err != nil || !strings.Contains(string(out), want) {
+			t.Fatalf("nft list ruleset: %v, want %q in:\n%.2000s", err, want, out)
+		}
+	}
+	if version, err := exec.Command("nft", "--version").Output(); err == nil {
+		t.Logf("%s: %d bytes", strings.TrimSpace(string(version)), len(out))
+	}
+}
