@@ -26,6 +26,7 @@ type trash struct {
 	kick chan struct{} // holds one: something may be there
 	quit chan struct{}
 	done sync.WaitGroup
+	held atomic.Bool // see Hold
 }
 
 const (
@@ -67,6 +68,10 @@ func (t *trash) add(rel string) error {
 
 // take is add without the deletion, which comes with the next wake.
 func (t *trash) take(rel string) error {
+	if t.kept(rel) {
+		slog.Warn("kept what was to be removed: the database and the volume do not agree", "what", rel)
+		return nil
+	}
 	to := t.vol.path(trashDir, fmt.Sprintf("%s.%d", filepath.Base(rel), t.seq.Add(1)))
 	err := os.Rename(t.vol.path(rel), to)
 	if errors.Is(err, os.ErrNotExist) {

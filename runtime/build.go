@@ -86,6 +86,9 @@ func (m *Manager) Scratch(ctx context.Context) (sandbox.Image, error) {
 // PutBuilt names an image that was built. One of the same name is replaced;
 // sandboxes made of the old one keep it.
 func (m *Manager) PutBuilt(ctx context.Context, img sandbox.Image) error {
+	if err := m.open(); err != nil {
+		return err
+	}
 	if err := sandbox.ValidateImageName(img.Name); err != nil {
 		return err
 	}
@@ -120,6 +123,9 @@ func (m *Manager) BuildCache(ctx context.Context) (sandbox.BuildCache, error) {
 // PruneBuildCache forgets steps of builds. Layers nothing else needs go in
 // the background.
 func (m *Manager) PruneBuildCache(ctx context.Context, req sandbox.BuildCachePrune) (sandbox.BuildCache, error) {
+	if err := m.open(); err != nil {
+		return sandbox.BuildCache{}, err
+	}
 	before := time.Time{}
 	keep := req.Keep
 	if req.OlderThanSeconds > 0 {

@@ -23,6 +23,9 @@ func (m *Manager) Create(ctx context.Context, req sandbox.CreateRequest) (sandbo
 // createOnce is Create; existed reports that the idempotency key had made the
 // sandbox before.
 func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb sandbox.Sandbox, existed bool, err error) {
+	if err := m.open(); err != nil {
+		return sandbox.Sandbox{}, false, err
+	}
 	type result struct {
 		sb      sandbox.Sandbox
 		existed bool

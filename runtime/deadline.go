@@ -98,7 +98,7 @@ func (m *Manager) armDeadline(b *box, row sandbox.Sandbox) {
 		b.ttl.Stop()
 		b.ttl = nil
 	}
-	if row.Deadline == nil {
+	if row.Deadline == nil || m.open() != nil { // an older row has an older deadline
 		return
 	}
 	b.ttl = time.AfterFunc(time.Until(*row.Deadline), func() { m.spawn(func() { m.atDeadline(b) }) })

@@ -40,6 +40,7 @@ type kernel struct {
 	pids                            map[sandbox.ID]int
 	frozen                          map[sandbox.ID]bool
 	notes                           map[sandbox.ID][]byte
+	plain                           bool // nobody wrote to an upper
 	oom                             map[sandbox.ID]uint64
 	cpu                             map[sandbox.ID]uint64 // microseconds, by the cgroups there are
 	burnt                           uint64                // by those there were
@@ -415,7 +416,7 @@ func (f fakeRoots) Enforcement(sandbox.Limits) []sandbox.Enforcement { return ni
 
 func (f fakeRoots) NewLayer() string                   { return "upper:" + strings.ToLower(rand.Text()) }
 func (f fakeRoots) Sync() error                        { return f.step("rootfs.sync", nil) }
-func (f fakeRoots) Unchanged(sandbox.ID) (bool, error) { return false, nil }
+func (f fakeRoots) Unchanged(sandbox.ID) (bool, error) { return f.plain, nil }
 
 func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) {
 	f.mu.Lock()

@@ -68,6 +68,9 @@ func reserved(name string) error {
 
 // RemoveImage forgets an image. Its layers go when nothing uses them.
 func (m *Manager) RemoveImage(ctx context.Context, name string) error {
+	if err := m.open(); err != nil {
+		return err
+	}
 	img, err := m.Image(ctx, name)
 	if err != nil {
 		return err
@@ -103,6 +106,9 @@ func (m *Manager) collectSoon() {
 // It waits without standing in line for the lock: behind a waiting writer
 // every new sandbox would wait for the slowest client that sends an archive.
 func (m *Manager) collectLayers(ctx context.Context) error {
+	if m.open() != nil {
+		return nil
+	}
 	for !m.imports.TryLock() {
 		select {
 		case <-ctx.Done():

@@ -66,6 +66,9 @@ func (m *Manager) bringIn(ctx context.Context, event, name, actor string, by fun
 // bringInBy keeps layers from being collected between their coming and the
 // row that names them.
 func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by func() (sandbox.Image, error)) (sandbox.Image, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Image{}, err
+	}
 	if err := reserved(name); err != nil {
 		return sandbox.Image{}, err
 	}
@@ -220,6 +223,9 @@ func exportable(img sandbox.Image, layers []string) (sandbox.ImageSource, error)
 // PruneImages removes images that no living sandbox and no snapshot was made
 // of: of those that can be pulled again, or of all.
 func (m *Manager) PruneImages(ctx context.Context, req sandbox.PruneRequest, actor string) (sandbox.Pruned, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Pruned{}, err
+	}
 	out := sandbox.Pruned{Images: []string{}}
 	all, err := m.state.Images(ctx)
 	if err != nil {

@@ -18,6 +18,9 @@ const stopAnswer = 2 * time.Second
 // Remove ends a sandbox with reason cancelled and returns its last record.
 // An ended one is returned as it is.
 func (m *Manager) Remove(ctx context.Context, ref, actor string) (sandbox.Sandbox, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	b := m.box(sandbox.ID(ref)) // of an id that lives the database is not asked
 	if b == nil {
 		sb, err := m.Sandbox(ctx, ref)
@@ -258,6 +261,9 @@ func (m *Manager) change(ctx context.Context, ref string, f func(context.Context
 
 // changeAs is change, observed.
 func (m *Manager) changeAs(ctx context.Context, w Work, ref string, f func(context.Context, *box, sandbox.Sandbox) (sandbox.Sandbox, error)) (sandbox.Sandbox, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	ctx, done := m.observe(ctx, w)
 	sb, err := m.change(ctx, ref, f)
 	done(err)

@@ -27,6 +27,7 @@ type Config struct {
 	Network      NetworkConfig
 	Seccomp      []byte // the compiled filter every workload runs under
 	BootID       string // of the host's running kernel
+	Quarantine   string // why; empty: none
 	KeepEnded    int    // ended sandboxes whose records are kept
 	KeepEvents   int    // events kept
 	Usage        UsageConfig

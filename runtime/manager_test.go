@@ -299,6 +299,11 @@ func TestOrphansAreSwept(t *testing.T) {
 	open(t, k, dir).crash()
 	id := sandbox.NewID()
 	k.cgroups[id], k.uppers[id], k.links[id], k.sockets[id] = true, true, true, true
+	open(t, k, dir).crash()
+	if !k.uppers[id] || !k.cgroups[id] {
+		t.Error("files that somebody wrote, of a sandbox in no row, are gone, or what runs there is")
+	}
+	k.plain = true
 	open(t, k, dir).agree(t)
 }
 

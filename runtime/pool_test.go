@@ -216,6 +216,7 @@ func TestCrashLeavesNoPooledShell(t *testing.T) {
 	h.pool.ready = nil // what Close would give back
 	h.pool.mu.Unlock()
 	h.crash()
+	k.plain = true
 	h = openFull(t, k, dir, 3)
 	h.agree(t)
 	if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning {

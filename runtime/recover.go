@@ -39,7 +39,10 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if rows, err = m.completeRoots(ctx, rows); err != nil {
+	held := m.open() != nil // see Quarantined
+	if held {
+		m.listFound(ctx, rows)
+	} else if rows, err = m.completeRoots(ctx, rows); err != nil {
 		return err
 	}
 	carried, err := m.state.Carried(ctx)
@@ -91,18 +94,27 @@ func (m *Manager) Recover(ctx context.Context) error {
 	}
 	m.tellDisturbed(ctx)
 	for _, f := range found {
+		if held && !f.fate.settled() {
+			m.log.WarnContext(ctx, "left a sandbox as it is: its row does not fit what is here", "sandbox", f.row.ID, "status", f.row.Status)
+			continue
+		}
 		g.Go(func() error { m.settle(ctx, f); return nil })
 	}
 	_ = g.Wait()
-	m.removeBuilds(rows)
-	m.tidyUp(ctx, rows)
+	if !held {
+		m.removeBuilds(rows)
+		m.tidyUp(ctx, rows)
+	}
 	if err := m.openBudgets(ctx); err != nil {
 		return err
+	}
+	m.spawn(m.keepLedger)
+	if held {
+		return nil
 	}
 	m.spawn(m.pruneForever)
 	m.spawn(m.hardenLeft)
 	m.spawn(m.keepSchedules)
-	m.spawn(m.keepLedger)
 	m.spawn(m.pool.run)
 	return nil
 }
@@ -329,21 +341,20 @@ func (m *Manager) sweepUp(ctx context.Context, rows []state.Row) error {
 
 // sweep removes kernel objects whose sandbox the database does not know as
 // living: what a crash left between a terminal row and its clean-up, and the
-// shells of the pool.
+// shells of the pool. Files that somebody wrote stay unless a row says that
+// their sandbox has ended; where it lives, its slot stays taken.
 func (m *Manager) sweep(ctx context.Context, rows []state.Row) error {
-	var errs []error
-	orphans := map[sandbox.ID]bool{}
-	for what, list := range map[string]func() ([]sandbox.ID, error){"cgroup": m.cgroup.List, "shell": m.shells.List, "upper": m.roots.Uppers} {
-		ids, err := list()
-		errs = append(errs, err)
-		for _, id := range ids {
-			if !slices.ContainsFunc(rows, func(r state.Row) bool { return r.ID == id }) {
-				orphans[id] = true
-				m.log.WarnContext(ctx, "removing what no sandbox owns", "what", what, "sandbox", id)
+	orphans, err := m.unowned(rows)
+	errs := []error{err}
+	for id, what := range orphans {
+		if m.written(ctx, id) {
+			m.log.ErrorContext(ctx, "found files of a sandbox that the database does not know: they stay; 'sandboxd recover' lists, adopts and removes them", "sandbox", id, "what", what)
+			if slices.Contains(what, "cgroup") {
+				errs = append(errs, fmt.Errorf("sandbox %s is not in the database, and may be running", id))
 			}
+			continue
 		}
-	}
-	for id := range orphans {
+		m.log.WarnContext(ctx, "removing what no sandbox owns", "what", what, "sandbox", id)
 		errs = append(errs, m.cgroup.Kill(ctx, id), m.cgroup.Remove(ctx, id), m.shells.Remove(id), m.roots.Discard(id, -1))
 	}
 	return errors.Join(errs...)

@@ -59,6 +59,9 @@ func NextRun(expression string, after time.Time) (time.Time, error) {
 // AddSchedule repeats a snapshot or a reset of a sandbox. It goes with the
 // sandbox. Runs missed while the daemon was down are not made up for.
 func (m *Manager) AddSchedule(ctx context.Context, ref string, s sandbox.Schedule) (sandbox.Schedule, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Schedule{}, err
+	}
 	bad := func(format string, args ...any) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_schedule", format, args...)
 	}

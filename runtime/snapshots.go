@@ -299,6 +299,9 @@ func (m *Manager) Snapshots(ctx context.Context, sandboxRef string, kinds ...san
 // RemoveSnapshot forgets a snapshot. What was made of it, or stands on it,
 // keeps the layers; those nobody needs go in the background.
 func (m *Manager) RemoveSnapshot(ctx context.Context, ref, actor string) (sandbox.Snapshot, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Snapshot{}, err
+	}
 	s, err := m.state.Snapshot(ctx, ref)
 	if err != nil {
 		return s, err

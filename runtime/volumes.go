@@ -25,6 +25,9 @@ const admin = "uid:0"
 
 // CreateVolume makes a volume. ErrConflict with code volume_exists.
 func (m *Manager) CreateVolume(ctx context.Context, req sandbox.VolumeRequest) (sandbox.Volume, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Volume{}, err
+	}
 	if err := req.Validate(); err != nil {
 		return sandbox.Volume{}, err
 	}
@@ -98,6 +101,9 @@ func (m *Manager) look(v sandbox.Volume, users map[string][]sandbox.ID) (sandbox
 // ChangeVolume changes the limits of a volume, at once also for the sandboxes
 // that use it.
 func (m *Manager) ChangeVolume(ctx context.Context, name string, ch sandbox.VolumeChange) (sandbox.Volume, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Volume{}, err
+	}
 	if err := ch.Validate(); err != nil {
 		return sandbox.Volume{}, err
 	}
@@ -131,6 +137,9 @@ func (m *Manager) ChangeVolume(ctx context.Context, name string, ch sandbox.Volu
 // half-way is shown as removing, and can be removed again. ErrConflict with
 // code volume_in_use while a living sandbox mounts it, ErrNotFound.
 func (m *Manager) RemoveVolume(ctx context.Context, name, actor string) error {
+	if err := m.open(); err != nil {
+		return err
+	}
 	m.volumes.Lock()
 	defer m.volumes.Unlock()
 	if err := m.state.RemoveVolume(ctx, name); err != nil {

@@ -39,8 +39,9 @@ type DB struct {
 	ballast atomic.Pointer[ballast] // nil: none is kept
 	closing chan struct{}
 
-	patient   patient
-	auditKept int64 // rows
+	installation Installation
+	patient      patient
+	auditKept    int64 // rows
 
 	mu        sync.Mutex
 	followers map[chan struct{}]bool
@@ -64,6 +65,11 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	}
 	_, err = os.Lstat(path + "-wal")
 	unclean := err == nil // a clean end takes the log away
+	if unclean {
+		if err := keepLog(path); err != nil {
+			return nil, fmt.Errorf("opening the database: %w", err)
+		}
+	}
 	d := &DB{turn: make(chan struct{}, 1), followers: map[chan struct{}]bool{}, auditKept: keptAudit, path: path, closing: make(chan struct{})}
 	if err := d.connect(path); err != nil {
 		return nil, err
@@ -135,10 +141,20 @@ func (d *DB) connect(path string) error {
 func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	var mode string
 	if err := d.pool.QueryRowContext(ctx, `PRAGMA journal_mode`).Scan(&mode); err != nil {
-		return err
+		return unreadable(err)
 	}
 	if mode != "wal" {
 		return fmt.Errorf("journal mode is %q, not wal: the file system may not support shared memory", mode)
+	}
+	if err := quickCheck(ctx, d.pool); err != nil {
+		return err
+	}
+	var err error
+	if d.installation, err = readInstallation(ctx, d.pool); err != nil {
+		return err
+	}
+	if _, err := d.pool.ExecContext(ctx, sqlMakeInstallation); err != nil {
+		return err
 	}
 	if err := migrate(ctx, d.pool, migrations()); err != nil {
 		return err
@@ -156,7 +172,6 @@ func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	if _, err := d.pool.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
 		return err
 	}
-	var err error
 	if d.log, err = openLog(path); err != nil {
 		return err
 	}

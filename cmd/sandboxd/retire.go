@@ -40,5 +40,8 @@ func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
 		return err
 	}
 	log.InfoContext(ctx, "every sandbox is stopped")
+	if m.Quarantined() != "" {
+		return nil // what lives without a row needs its network
+	}
 	return parts.network.Uninstall()
 }

@@ -182,6 +182,7 @@ type parts struct {
 	names   *resolver.Server
 
 	db    *state.DB // of the lab's world
+	whose identity
 	links *sharedNetwork
 	news  *newsDesk
 
@@ -236,6 +237,9 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, err
 	}
+	if p.whose, err = identify(db, p.roots, p.tree); err != nil {
+		return nil, p, err
+	}
 	if p.telemetry, err = newTelemetry(ctx, c, log); err != nil {
 		return nil, p, err
 	}
@@ -244,11 +248,13 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	p.news = &newsDesk{own: p.links.inProduction}
 	network, err := netns.Open(ctx, netns.Config{
 		Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Tell: p.news.tell, Log: log,
+		Installation: p.whose.id,
 	})
 	if err != nil {
 		return nil, p, err
 	}
 	opened.add(network.Close)
+	p.whose.meet(network, p.roots)
 	p.network, p.links.Host = network, network
 	shells, err := openLauncher(c.RunDir, log) // after the network: its modules add to /proc/net
 	if err != nil {
@@ -258,7 +264,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	warnUnenforced(log, p, c)
 	m := runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
-		Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
+		Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter, Quarantine: p.whose.why,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents, Log: log, Library: library,
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
 		Prices:  c.Cost.Books,

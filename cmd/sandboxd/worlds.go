@@ -138,6 +138,9 @@ type worlds struct {
 	far    *runtime.Manager // guarded by mu; nil until production is open
 	farDB  *state.DB        // guarded by mu
 	opened closers          // guarded by mu; production's
+
+	inStep func() (stop func()) // keeps production's database and volume so
+	stops  []func()             // of those that keep
 }
 
 func newWorlds(c config, m *runtime.Manager, p parts, log *slog.Logger) *worlds {
@@ -146,8 +149,12 @@ func newWorlds(c config, m *runtime.Manager, p parts, log *slog.Logger) *worlds 
 
 // exists reports whether there is a production world.
 func (w *worlds) exists() bool {
-	_, err := os.Stat(w.database())
-	return err == nil
+	for _, sign := range []string{w.database(), filepath.Join(w.c.production().StateDir, "volume", rootfs.MarkFile), filepath.Join(w.c.production().StateDir, "volume.img")} {
+		if _, err := os.Lstat(sign); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *worlds) database() string { return filepath.Join(w.c.StateDir, "production.db") }
@@ -160,12 +167,20 @@ func (w *worlds) recover(ctx context.Context) error {
 			return err
 		}
 	}
+	all := ctx
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return w.m.Recover(ctx) })
 	if w.far != nil {
 		g.Go(func() error { return w.far.Recover(ctx) })
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	w.stops = append(w.stops, keepInStep(all, w.parts.whose, w.parts.db, w.parts.roots, w.parts.tree, w.log))
+	if w.far != nil {
+		w.stops = append(w.stops, w.inStep())
+	}
+	return nil
 }
 
 // assemble opens production's packages and makes its manager.
@@ -224,8 +239,16 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		return err
 	}
 	w.opened.add(db.Close)
+	whose, err := identify(db, roots, tree)
+	if err != nil {
+		return err
+	}
+	whose.meet(w.parts.network, roots)
+	w.inStep = func() (stop func()) {
+		return keepInStep(ctx, whose, db, roots, tree, w.log.With("world", "production"))
+	}
 	w.far, w.farDB = runtime.New(runtime.Config{
-		DefaultImage: c.Image, Defaults: c.limits(), Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter,
+		DefaultImage: c.Image, Defaults: c.limits(), Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter, Quarantine: whose.why,
 		BootID: strings.TrimSpace(string(bootID)), KeepEnded: c.KeepEnded, KeepEvents: c.KeepEvents,
 		Log: w.log.With("world", "production"), Library: library,
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
@@ -254,6 +277,7 @@ func (w *worlds) production(ctx context.Context) (lab.World, error) {
 			w.far, w.farDB, w.opened = nil, nil, closers{}
 			return lab.World{}, err
 		}
+		w.stops = append(w.stops, w.inStep())
 		w.log.InfoContext(ctx, "the production world is open", "database", w.database())
 	}
 	return lab.World{Rows: w.farDB, Sandboxes: w.far}, nil
@@ -345,6 +369,9 @@ func (w *worlds) letGo(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for _, stop := range w.stops {
+		stop()
+	}
 	if w.far != nil {
 		errs = append(errs, w.far.Close(ctx))
 	}

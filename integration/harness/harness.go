@@ -161,11 +161,20 @@ func (d *Daemon) Host() string { return "unix://" + filepath.Join(d.Dir, "run", 
 // Up starts the daemon and waits until it answers.
 func (d *Daemon) Up() {
 	d.t.Helper()
+	if err := d.TryUp(); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// TryUp is Up for a daemon that may refuse to start: then the error holds all
+// it said, and none runs.
+func (d *Daemon) TryUp() error {
+	d.t.Helper()
 	d.cmd = exec.Command(Program(d.t, "sandboxd"), d.Extra...)
 	d.cmd.Stdout, d.cmd.Stderr = d.Log, d.Log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C at the terminal is not the daemon's
 	if err := d.cmd.Start(); err != nil {
-		d.t.Fatal(err)
+		return err
 	}
 	d.done = make(chan struct{})
 	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(d.cmd, d.done)
@@ -174,15 +183,16 @@ func (d *Daemon) Up() {
 		_, err := d.Version(ctx)
 		cancel()
 		if err == nil {
-			return
+			return nil
 		}
 		select {
 		case <-d.done:
-			d.t.Fatalf("the daemon ended while it started:\n%s", d.Log)
+			d.cmd = nil
+			return fmt.Errorf("the daemon ended while it started:\n%s", d.Log)
 		case <-time.After(10 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			d.t.Fatalf("the daemon does not answer: %v\n%s", err, d.Log)
+			return fmt.Errorf("the daemon does not answer: %w\n%s", err, d.Log)
 		}
 	}
 }

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/cgroup"
+	"github.com/sandboxd/sandboxd/netns"
+	"github.com/sandboxd/sandboxd/rootfs"
+	"github.com/sandboxd/sandboxd/state"
+)
+
+// identity is whether a database and what it speaks of belong together: ADR 16.
+type identity struct {
+	id  string // of the installation, as the volume says, or the database
+	why string // why they do not belong together; empty: they do
+}
+
+// evidence is what database, volume and cgroup say.
+type evidence struct {
+	db    state.Installation
+	mark  rootfs.Mark
+	empty bool   // the volume holds nothing
+	boot  string // this one
+
+	cgroup string // whose sandboxes the parent cgroup holds
+	busy   bool   // it holds some
+}
+
+// judge decides whether they belong together.
+func (e evidence) judge() identity {
+	v := identity{id: e.mark.ID}
+	if v.id == "" {
+		v.id = e.db.ID
+	}
+	if v.id == "" {
+		v.id = strings.ToLower(rand.Text())
+	}
+	v.why = e.disagreement()
+	if v.why == "" && e.busy {
+		switch {
+		case e.cgroup != "" && e.cgroup != v.id:
+			v.why = "the parent cgroup holds sandboxes of another installation"
+		case e.cgroup == "" && e.db.Made:
+			v.why = "the database was missing or empty and was made anew, and the parent cgroup holds sandboxes"
+		}
+	}
+	return v
+}
+
+func (e evidence) disagreement() string {
+	db, mark := e.db, e.mark
+	switch {
+	case e.empty: // nothing to lose
+		return ""
+	case db.Made:
+		return "the database was missing or empty and was made anew, and the volume holds files"
+	case db.ID == "" && mark.ID == "": // of before there were marks
+		return ""
+	case db.ID == "":
+		return "the database is older than its volume: it is of a time before the volume was marked"
+	case mark.ID == "":
+		return "the volume is not the database's: it has no mark"
+	case db.ID != mark.ID:
+		return "the database is another installation's than the volume"
+	case db.Generation < mark.Generation:
+		return fmt.Sprintf("the database is older than its volume (generation %d, of %d)", db.Generation, mark.Generation)
+	case db.Generation > mark.Generation+1: // one more, where the daemon ended between the two
+		return fmt.Sprintf("the volume is older than its database (generation %d, of %d)", mark.Generation, db.Generation)
+	case (mark.Clean || mark.Boot == e.boot) && db.LastEvent < mark.LastEvent:
+		return fmt.Sprintf("the database is older than its volume (event %d, of %d): a copy was put back, or its write-ahead log is lost", db.LastEvent, mark.LastEvent)
+	}
+	return ""
+}
+
+// identify looks at a world. In a quarantine its volume is held as it is.
+func identify(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity, error) {
+	empty, err := roots.Empty()
+	if err != nil {
+		return identity{}, err
+	}
+	ids, err := tree.List()
+	if err != nil {
+		return identity{}, err
+	}
+	mark, err := roots.Mark()
+	e := evidence{db: db.Installation(), mark: mark, empty: empty, boot: roots.Boot(), cgroup: tree.Installation(), busy: len(ids) > 0}
+	v := e.judge()
+	if err != nil {
+		v.why = err.Error()
+	}
+	if v.why != "" {
+		roots.Hold()
+	}
+	return v, nil
+}
+
+// meet lets the network keep what a quarantine keeps, and tells a quarantine of
+// what lives in the network.
+func (v *identity) meet(network *netns.Host, roots *rootfs.Store) {
+	if other := network.Foreign(); other != "" && v.why == "" {
+		v.why = "sandboxes of another installation (" + other + ") live in this network namespace"
+		roots.Hold()
+	}
+	if v.why != "" {
+		network.Hold()
+	}
+}
+
+const (
+	// markEvery is how soon the volume hears of new events.
+	markEvery = 50 * time.Millisecond
+	// bumpEvery is how often, while things happen, a generation ends.
+	bumpEvery = time.Minute
+)
+
+// keeper keeps database and volume in step, off everybody's way:
+//
+//	an event → within 50 ms its number in the volume's mark, in memory
+//	a start, an orderly end, a minute with events → a new generation in both, on disk
+//
+// So a copy of the database that is put back later is known as older.
+type keeper struct {
+	db    *state.DB
+	roots *rootfs.Store
+	log   *slog.Logger
+	mark  rootfs.Mark
+	quit  chan struct{}
+	done  sync.WaitGroup
+}
+
+// keepInStep stamps what belongs together, and goes on doing so. A world in
+// quarantine is left as it is.
+func keepInStep(ctx context.Context, v identity, db *state.DB, roots *rootfs.Store, tree *cgroup.Tree, log *slog.Logger) (stop func()) {
+	if v.why != "" {
+		return func() {}
+	}
+	k := &keeper{db: db, roots: roots, log: log, quit: make(chan struct{})}
+	// The volume's, for it is the one that follows.
+	k.mark = rootfs.Mark{ID: v.id, Generation: db.Installation().Generation, Boot: roots.Boot()}
+	if err := k.bump(ctx, false); err != nil {
+		log.ErrorContext(ctx, "mark database and volume as belonging together: tried again", "err", err)
+	}
+	if err := tree.SetInstallation(v.id); err != nil {
+		log.WarnContext(ctx, "mark the parent cgroup", "err", err)
+	}
+	events, cancel := db.Subscribe()
+	k.done.Go(func() { k.run(events) })
+	return sync.OnceFunc(func() {
+		cancel()
+		close(k.quit)
+		k.done.Wait()
+		if err := k.bump(context.WithoutCancel(ctx), true); err != nil {
+			log.Error("mark database and volume as belonging together, at the end", "err", err)
+		}
+	})
+}
+
+func (k *keeper) run(events <-chan struct{}) {
+	bumped := time.Now()
+	for {
+		select {
+		case <-k.quit:
+			return
+		case <-events:
+		}
+		select {
+		case <-k.quit:
+			return
+		case <-time.After(markEvery):
+		}
+		ctx := context.Background()
+		var err error
+		if time.Since(bumped) > bumpEvery {
+			bumped, err = time.Now(), k.bump(ctx, false)
+		} else {
+			err = k.put(ctx)
+		}
+		if err != nil {
+			k.log.Warn("mark the volume", "err", err)
+		}
+	}
+}
+
+// bump ends a generation: in the database first. Where the volume could not
+// follow the last time, it follows before there is another.
+func (k *keeper) bump(ctx context.Context, last bool) error {
+	on, err := k.roots.Mark()
+	if err != nil {
+		return err
+	}
+	if k.mark.LastEvent, err = k.db.LastEventSeq(ctx); err != nil { // before: the stamp takes it to disk
+		return err
+	}
+	if on.ID != k.mark.ID || on.Generation >= k.mark.Generation {
+		if err := k.db.Stamp(ctx, k.mark.ID, k.mark.Generation+1); err != nil {
+			return err
+		}
+		k.mark.Generation++
+	}
+	k.mark.Clean = last
+	return k.roots.PutMark(k.mark, true)
+}
+
+// put writes the mark with the newest event's number.
+func (k *keeper) put(ctx context.Context) (err error) {
+	if k.mark.LastEvent, err = k.db.LastEventSeq(ctx); err != nil {
+		return err
+	}
+	return k.roots.PutMark(k.mark, false)
+}

@@ -1,0 +1,105 @@
+package rootfs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mark is what a volume says of where it belongs; see ADR 16.
+type Mark struct {
+	ID         string `json:"id"`
+	Generation int64  `json:"generation"`
+	// LastEvent is the number of an event that the database had. It counts
+	// while Boot goes on, and after a Clean end: a power cut takes the newest.
+	LastEvent int64  `json:"last_event"`
+	Boot      string `json:"boot"`
+	Clean     bool   `json:"clean,omitempty"`
+}
+
+// MarkFile is where a volume has its mark.
+const MarkFile = "installation"
+
+const (
+	// markBytes are written at once, in their place: that takes no room on a
+	// full disk, and a power cut leaves the old ones or the new.
+	markBytes = 512
+)
+
+// Mark reads the volume's mark; a zero one where it has none.
+func (s *Store) Mark() (m Mark, err error) {
+	b, err := os.ReadFile(s.vol.path(MarkFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return m, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(bytes.TrimSpace(b), &m)
+	}
+	if err != nil {
+		return m, fmt.Errorf("rootfs: read the mark of the volume %s: %w", s.vol.path(MarkFile), err)
+	}
+	return m, nil
+}
+
+// PutMark writes the volume's mark; durable: so that it survives a power cut.
+func (s *Store) PutMark(m Mark, durable bool) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	b = append(b, bytes.Repeat([]byte(" "), max(0, markBytes-1-len(b)))...)
+	f, err := os.OpenFile(s.vol.path(MarkFile), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return spaceError("write the mark of the volume", err)
+	}
+	_, err = f.WriteAt(append(b, '\n'), 0)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil && durable {
+		err = syncDir(s.vol.dir)
+	}
+	if err != nil {
+		return spaceError("write the mark of the volume", err)
+	}
+	return nil
+}
+
+// Boot is this start of the machine, as marks name it.
+func (s *Store) Boot() string { return s.boot }
+
+// Empty reports whether the volume holds nothing that anybody could miss.
+func (s *Store) Empty() (bool, error) {
+	for _, dir := range []string{sandboxesDir, layersDir, volumesDir} {
+		names, err := readNames(s.vol.path(dir))
+		if err != nil {
+			return false, fmt.Errorf("rootfs: look into the volume: %w", err)
+		}
+		if len(names) > 0 {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Hold keeps the volume as it is: from now on nothing of sandboxes, layers and
+// volumes is removed, whoever asks. What should have been is where it was.
+func (s *Store) Hold() { s.trash.held.Store(true) }
+
+// kept tells of what Hold keeps.
+func (t *trash) kept(rel string) bool {
+	if !t.held.Load() {
+		return false
+	}
+	for _, dir := range []string{sandboxesDir, layersDir, volumesDir} {
+		if strings.HasPrefix(rel, dir+"/") {
+			return unix.Access(t.vol.path(rel), unix.F_OK) == nil
+		}
+	}
+	return false
+}
