@@ -43,7 +43,7 @@ func (h *house) save(t *testing.T, names ...string) string {
 	dir := t.TempDir()
 	for _, n := range names {
 		if b, err := os.ReadFile(h.path(n)); err == nil {
-			must(t, os.WriteFile(filepath.Join(dir, filepath.Base(n)), b, 0o600))
+			need(t, os.WriteFile(filepath.Join(dir, filepath.Base(n)), b, 0o600))
 		}
 	}
 	return dir
@@ -52,14 +52,14 @@ func (h *house) save(t *testing.T, names ...string) string {
 func (h *house) load(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, n := range names {
-		must(t, os.RemoveAll(h.path(n)))
+		need(t, os.RemoveAll(h.path(n)))
 		if b, err := os.ReadFile(filepath.Join(dir, filepath.Base(n))); err == nil {
-			must(t, os.WriteFile(h.path(n), b, 0o600))
+			need(t, os.WriteFile(h.path(n), b, 0o600))
 		}
 	}
 }
 
-func must(t *testing.T, err error) {
+func need(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func (h *house) precious(t *testing.T) []string {
 	var out []string
 	for _, dir := range []string{"sandboxes/" + string(h.run.ID), "sandboxes/" + string(h.stopped.ID), "layers"} {
 		root := h.path("volume/" + dir)
-		must(t, filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		need(t, filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 			if err == nil && !strings.Contains(path, "/work") {
 				out = append(out, strings.TrimPrefix(path, h.Dir))
 			}
@@ -96,10 +96,10 @@ func newHouse(t *testing.T) *house {
 	h.stopped = h.New(t, sandbox.Spec{Name: "stopped"})
 	h.Sh(t, "stopped", "echo two > /root/two")
 	_, err := h.Snapshot(t.Context(), "stopped", sandbox.SnapshotRequest{Name: "kept"})
-	must(t, err)
+	need(t, err)
 	h.Sh(t, "stopped", "echo three > /root/three")
 	_, err = h.Stop(t.Context(), "stopped")
-	must(t, err)
+	need(t, err)
 	time.Sleep(300 * time.Millisecond) // the volume hears of it
 	h.tree = h.precious(t)
 	return h
@@ -116,8 +116,8 @@ type way struct {
 func (h *house) change(t *testing.T, name string, f func([]byte) []byte) {
 	t.Helper()
 	b, err := os.ReadFile(h.path(name))
-	must(t, err)
-	must(t, os.WriteFile(h.path(name), f(b), 0o600))
+	need(t, err)
+	need(t, os.WriteFile(h.path(name), f(b), 0o600))
 }
 
 func scribble(from, to float64) func([]byte) []byte {
@@ -137,7 +137,7 @@ func ways(other string) []way {
 	gone := func(names ...string) func(*testing.T, *house) {
 		return func(t *testing.T, h *house) {
 			for _, n := range names {
-				must(t, os.RemoveAll(h.path(n)))
+				need(t, os.RemoveAll(h.path(n)))
 			}
 		}
 	}
@@ -183,8 +183,8 @@ func ways(other string) []way {
 		{"log scribbled in its middle", false, changed(wal, scribble(.3, .4)), "quarantine"},
 		{"log of another installation", false, both(gone(shm), func(t *testing.T, h *house) {
 			b, err := os.ReadFile(filepath.Join(other, wal))
-			must(t, err)
-			must(t, os.WriteFile(h.path(wal), b, 0o600))
+			need(t, err)
+			need(t, os.WriteFile(h.path(wal), b, 0o600))
 		}), "any"},
 		{"index missing", false, gone(shm), "fine"},
 		{"index scribbled", false, changed(shm, scribble(0, 1)), "fine"},
@@ -198,8 +198,8 @@ func ways(other string) []way {
 		{"first page zero", true, changed(db, func(b []byte) []byte { return append(make([]byte, 4096), b[4096:]...) }), "any"},
 		{"end scribbled", true, changed(db, scribble(.9, 1)), "any"},
 		{"text", true, changed(db, of("this is no database at all, and never was\n")), "refused"},
-		{"a directory", true, both(gone(db), func(t *testing.T, h *house) { must(t, os.Mkdir(h.path(db), 0o700)) }), "refused"},
-		{"a link to nowhere", true, both(gone(db), func(t *testing.T, h *house) { must(t, os.Symlink(h.path("elsewhere.db"), h.path(db))) }), "refused"},
+		{"a directory", true, both(gone(db), func(t *testing.T, h *house) { need(t, os.Mkdir(h.path(db), 0o700)) }), "refused"},
+		{"a link to nowhere", true, both(gone(db), func(t *testing.T, h *house) { need(t, os.Symlink(h.path("elsewhere.db"), h.path(db))) }), "refused"},
 		{"read-only", true, func(t *testing.T, h *house) {
 			setImmutable(t, h.path(db), true)
 		}, "refused"},
@@ -212,7 +212,7 @@ func ways(other string) []way {
 		{"mark and database missing", false, gone(db, wal, shm, mark), "quarantine"},
 		{"mark and log missing", false, gone(wal, mark), "quarantine"},
 		{"cgroup of another installation", false, func(t *testing.T, h *house) {
-			must(t, unix.Setxattr(harness.CgroupRoot()+h.Parent, "trusted.sandboxd.installation", []byte("someoneelse"), 0))
+			need(t, unix.Setxattr(harness.CgroupRoot()+h.Parent, "trusted.sandboxd.installation", []byte("someoneelse"), 0))
 		}, "quarantine"},
 	}
 }
@@ -222,7 +222,7 @@ func ways(other string) []way {
 func setImmutable(t *testing.T, path string, on bool) {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	need(t, err)
 	defer f.Close()
 	const immutable = 0x10 // FS_IMMUTABLE_FL
 	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
@@ -296,7 +296,7 @@ func (h *house) suffer(t *testing.T, w way) {
 	}
 	h.load(t, whole, keptFiles...)
 	if n > 0 {
-		must(t, unix.Setxattr(mark, "trusted.sandboxd.installation", whose[:n], 0))
+		need(t, unix.Setxattr(mark, "trusted.sandboxd.installation", whose[:n], 0))
 	}
 	said = len(h.Log.String())
 	h.Up()
@@ -336,13 +336,13 @@ func missing(want, have []string) string {
 func otherDatabase(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, os.Chmod(dir, 0o711))
+	need(t, os.Chmod(dir, 0o711))
 	t.Run("another installation", func(t *testing.T) {
 		o := &house{Daemon: harness.Install(t, "")}
 		o.Crash()
 		for _, n := range databaseFiles {
 			if b, err := os.ReadFile(o.path(n)); err == nil {
-				must(t, os.WriteFile(filepath.Join(dir, n), b, 0o600))
+				need(t, os.WriteFile(filepath.Join(dir, n), b, 0o600))
 			}
 		}
 	})
