@@ -1,5 +1,7 @@
 package access
 
+import "github.com/sandboxd/sandboxd/sandbox"
+
 // Held is what an owner has of what quotas bound.
 type Held struct {
 	Sandboxes   int     // that live, those of builds too
@@ -10,7 +12,7 @@ type Held struct {
 
 // Plus returns both together.
 func (h Held) Plus(o Held) Held {
-	return Held{h.Sandboxes + o.Sandboxes, h.CPUs + o.CPUs, h.MemoryBytes + o.MemoryBytes, h.DiskBytes + o.DiskBytes}
+	return Held{h.Sandboxes + o.Sandboxes, h.CPUs + o.CPUs, sandbox.AddHeld(h.MemoryBytes, o.MemoryBytes), sandbox.AddHeld(h.DiskBytes, o.DiskBytes)}
 }
 
 // Less takes back what Plus added.

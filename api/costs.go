@@ -7,6 +7,11 @@ type PriceList struct {
 	Items []cost.Book `json:"items"`
 }
 
+// CancelEntryRequest says why an entry is cancelled.
+type CancelEntryRequest struct {
+	Reason string `json:"reason" minLength:"1" maxLength:"1024" doc:"Kept with the cancellation."`
+}
+
 // EntryList is one page of costs and revenue from outside, the newest first.
 type EntryList struct {
 	Items []cost.Posted `json:"items"`

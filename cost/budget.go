@@ -232,6 +232,18 @@ func (b Budget) Holds(spent Quantity) Action {
 	return most
 }
 
+// Strongest returns the strongest action that the budget leads to: none where
+// it only warns.
+func (b Budget) Strongest() Action {
+	most := ActionNone
+	for _, t := range b.At {
+		if t.Action != ActionWarn {
+			most = Strongest(most, t.Action)
+		}
+	}
+	return most
+}
+
 // Allow returns nil as long as something in the scope may be created, started
 // or resumed. Else class ErrExhausted, code budget_exhausted.
 func (b Budget) Allow(m Mark, now time.Time, spent Quantity) error {

@@ -148,13 +148,13 @@ type Charge struct {
 	Book     string   `json:"book"` // version, or NoBook
 	Meter    Meter    `json:"meter"`
 	Quantity Quantity `json:"quantity"`
-	Amount   Nano     `json:"amount"` // nothing, where the book has no price for it
+	Amount   Sum      `json:"amount"` // nothing, where the book has no price for it
 }
 
 // Bill adds charges up by book and meter. The zero Bill is empty.
 type Bill struct {
 	lines map[billKey]Charge
-	total Nano
+	total Sum
 }
 
 type billKey struct {
@@ -174,20 +174,14 @@ func (b *Bill) Add(charges ...Charge) error {
 		if err != nil {
 			return err
 		}
-		amount, err := sum.Amount.Add(c.Amount)
-		if err != nil {
-			return err
-		}
-		if b.total, err = b.total.Add(c.Amount); err != nil {
-			return err
-		}
-		b.lines[k] = Charge{c.Book, c.Meter, q, amount}
+		b.total = b.total.Add(c.Amount)
+		b.lines[k] = Charge{c.Book, c.Meter, q, sum.Amount.Add(c.Amount)}
 	}
 	return nil
 }
 
 // Total returns the sum.
-func (b *Bill) Total() Nano { return b.total }
+func (b *Bill) Total() Sum { return b.total }
 
 // Charges lists the sums by book and meter.
 func (b *Bill) Charges() []Charge {

@@ -23,10 +23,26 @@ const (
 	MaxNote = 1024
 )
 
+// The bounds of one entry, either way, and of what the entries of one target
+// add up to by kind, meter and book. A mistake of units is refused by them; no
+// sum relies on them. The database's migration 0013 has those of an entry.
+const (
+	MaxEntry         Nano   = 1_000_000_000 * Unit
+	MaxEntryQuantity uint64 = 1_000_000_000_000_000
+)
+
+// trillion is 10^12 units.
+const trillion = 1_000_000_000_000 * 1_000_000_000
+
+var (
+	maxEntries         = Sum{hi: trillion >> 64, lo: trillion & (1<<64 - 1)}
+	maxEntriesQuantity = Count(1_000_000_000_000_000_000)
+)
+
 // Entry is a cost or a revenue from outside: an amount, or a quantity of a
 // custom meter that the book in force has a price for. Amounts are of the
-// books' currency. Entries are added,
-// never changed: an entry is taken back by another one below zero.
+// books' currency. Entries are added, never changed: an entry is taken back by
+// another one below zero, or by its cancellation.
 type Entry struct {
 	Key      string    `json:"key"` // idempotency key, chosen by the sender; unique for its target
 	Kind     Kind      `json:"kind"`
@@ -59,7 +75,7 @@ func (e Entry) Validate() error {
 	case e.Meter == "" && e.Amount == 0:
 		return bad("give an amount, or a meter and a quantity")
 	case e.Meter == "":
-		return nil
+		return CheckCharge(SumOf(e.Amount))
 	}
 	if err := e.Meter.Validate(); err != nil {
 		return bad("%w", err)
@@ -73,6 +89,36 @@ func (e Entry) Validate() error {
 		return bad("quantity of %s: give more than nothing", e.Meter)
 	case e.Kind == KindRevenue:
 		return bad("meter %s: revenue is an amount", e.Meter)
+	case e.Quantity.Cmp(Count(MaxEntryQuantity)) > 0:
+		return sandbox.Errorf(sandbox.ErrTooLarge, "entry_too_large", "quantity %s of %s: one entry has at most %d: check its unit, or send several", e.Quantity, e.Meter, MaxEntryQuantity)
+	}
+	return nil
+}
+
+// CheckCharge checks what one entry comes to. Class ErrTooLarge, code
+// entry_too_large.
+func CheckCharge(amount Sum) error {
+	if amount.Cmp(SumOf(MaxEntry)) > 0 || amount.Cmp(SumOf(-MaxEntry)) < 0 {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "entry_too_large", "an entry of %s: one entry comes to at most %s either way: check its unit and the price, or send several", amount, MaxEntry)
+	}
+	return nil
+}
+
+// CheckEntries checks what all entries of one target come to. Class
+// ErrTooLarge, code entries_too_large.
+func CheckEntries(amount Sum, quantity Quantity) error {
+	if amount.Cmp(maxEntries) > 0 || amount.Cmp(maxEntries.Neg()) < 0 || quantity.Cmp(maxEntriesQuantity) > 0 {
+		return sandbox.Errorf(sandbox.ErrTooLarge, "entries_too_large",
+			"with it the entries of this target come to %s (quantity %s); together they end at %s (%s): cancel those that are wrong ('sandbox cost ls', 'sandbox cost cancel')",
+			amount, quantity, maxEntries, maxEntriesQuantity)
+	}
+	return nil
+}
+
+// ValidateReason checks why an entry is cancelled. Class ErrInvalid.
+func ValidateReason(reason string) error {
+	if reason == "" || len(reason) > MaxNote || !utf8.ValidString(reason) {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_reason", "reason: say why the entry is cancelled, in 1 to %d bytes of UTF-8", MaxNote)
 	}
 	return nil
 }

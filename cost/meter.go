@@ -121,10 +121,10 @@ func unitNames(d dimension) []string {
 // Spent returns what a budget of meter m looks at: one of u, the sum that m
 // stands for, or the money, of which a credit counts as nothing spent.
 // Class ErrTooLarge where a sum does not fit.
-func (m Meter) Spent(u Usage, money Nano) (Quantity, error) {
+func (m Meter) Spent(u Usage, money Sum) (Quantity, error) {
 	switch m {
 	case MeterMoney:
-		return Count(uint64(max(money, 0))), nil
+		return money.Spent(), nil
 	case MeterNet:
 		return u[MeterNetOut].Add(u[MeterNetIn])
 	case MeterWall:
@@ -169,8 +169,8 @@ func (m Meter) ParseLimit(s string) (Quantity, error) {
 func parseWithUnit(d dimension, s string) Quantity {
 	end := strings.LastIndexAny(s, "0123456789") + 1
 	unit, ok := units[strings.TrimSpace(s[end:])]
-	if n, isNumber := parseDecimal(s[:end]); ok && unit.of == d && isNumber {
-		w, _ := wide{n}.mul(unit.base).div(uint64(Unit))
+	if n, isNumber := parseDecimal(s[:end]); ok && unit.of == d && isNumber && n.hi == 0 {
+		w, _ := wide{n.lo}.mul(unit.base).div(uint64(Unit))
 		return w.quantity()
 	}
 	if d == started {
@@ -193,8 +193,8 @@ func (m Meter) Format(q Quantity) string {
 	d := m.dimension()
 	name, ok := shown[d]
 	switch {
-	case d == moneySpent && q.hi == 0:
-		return formatDecimal(q.lo)
+	case d == moneySpent:
+		return formatDecimal(q)
 	case !ok:
 		return q.String()
 	}
@@ -203,5 +203,5 @@ func (m Meter) Format(q Quantity) string {
 		whole, _ := wide{q.lo, q.hi}.div(units[name].base)
 		return whole.quantity().String() + " " + name
 	}
-	return formatDecimal(w[0]) + " " + name
+	return formatDecimal(w.quantity()) + " " + name
 }

@@ -2,7 +2,6 @@ package cost
 
 import (
 	"bytes"
-	"math/bits"
 	"strconv"
 	"strings"
 
@@ -30,9 +29,10 @@ const decimals = 9
 // ParseNano reads a decimal number with up to nine digits behind the point:
 // no exponent, no plus sign, no superfluous zero in front. Class ErrInvalid.
 func ParseNano(s string) (Nano, error) {
-	digits, negative := strings.CutPrefix(s, "-")
-	n, ok := parseDecimal(digits)
-	if !ok || n > 1<<63 || n == 1<<63 && !negative {
+	digits, negative := cutMinus(s)
+	q, ok := parseDecimal(digits)
+	n, fits := q.Uint64()
+	if !ok || !fits || n > 1<<63 || n == 1<<63 && !negative {
 		return 0, sandbox.Errorf(sandbox.ErrInvalid, "invalid_amount",
 			"amount %.40q: write a decimal number as 0.000011, 12.5 or -3, with up to nine digits behind the point and at most 9223372036", s)
 	}
@@ -42,38 +42,26 @@ func ParseNano(s string) (Nano, error) {
 	return Nano(n), nil
 }
 
+func cutMinus(s string) (digits string, negative bool) { return strings.CutPrefix(s, "-") }
+
 // parseDecimal returns a decimal number without a sign in billionths.
-func parseDecimal(s string) (n uint64, ok bool) {
+func parseDecimal(s string) (n Quantity, ok bool) {
 	whole, part, point := strings.Cut(s, ".")
-	if whole == "" || len(whole) > 1 && whole[0] == '0' || point && part == "" || len(part) > decimals {
-		return 0, false
+	if whole == "" || len(whole) > 1 && whole[0] == '0' || point && part == "" || len(part) > decimals || len(whole) > maxDigits {
+		return Quantity{}, false
 	}
-	for _, c := range []byte(whole + part + strings.Repeat("0", decimals-len(part))) {
-		hi, lo := bits.Mul64(n, 10)
-		if c < '0' || c > '9' || hi != 0 {
-			return 0, false
-		}
-		var carry uint64
-		if n, carry = bits.Add64(lo, uint64(c-'0'), 0); carry != 0 {
-			return 0, false
-		}
-	}
-	return n, true
+	return parseDigits(whole + part + strings.Repeat("0", decimals-len(part)))
 }
 
 // String returns the shortest decimal number that ParseNano reads as n.
-func (n Nano) String() string {
-	abs, sign := uint64(n), ""
-	if n < 0 {
-		abs, sign = -abs, "-"
-	}
-	return sign + formatDecimal(abs)
-}
+func (n Nano) String() string { return SumOf(n).String() }
 
 // formatDecimal writes a number of billionths.
-func formatDecimal(n uint64) string {
-	text := strconv.FormatUint(n/uint64(Unit), 10)
-	if part := n % uint64(Unit); part != 0 {
+func formatDecimal(n Quantity) string {
+	w, left := wide{n.lo, n.hi}.div(uint64(Unit))
+	text := w.quantity().String()
+	if left {
+		part := n.lo - w[0]*uint64(Unit)                        // below 2^64, so the lower half says all
 		behind := strconv.FormatUint(part+uint64(Unit), 10)[1:] // with the zeros in front
 		text += "." + strings.TrimRight(behind, "0")
 	}
@@ -97,37 +85,7 @@ func (n *Nano) UnmarshalYAML(b []byte) error {
 	return n.UnmarshalText(bytes.Trim(bytes.TrimSpace(b), `"'`))
 }
 
-// Add returns n + m. Class ErrTooLarge where that does not fit.
-func (n Nano) Add(m Nano) (Nano, error) {
-	sum := n + m
-	if (sum > n) != (m > 0) && m != 0 {
-		return 0, tooLarge("the sum of %s and %s", n, m)
-	}
-	return sum, nil
-}
-
-// Sub returns n - m. Class ErrTooLarge where that does not fit.
-func (n Nano) Sub(m Nano) (Nano, error) {
-	diff := n - m
-	if (diff < n) != (m > 0) && m != 0 {
-		return 0, tooLarge("the difference of %s and %s", n, m)
-	}
-	return diff, nil
-}
-
-// Sum adds amounts. Class ErrTooLarge where the sum does not fit on the way.
-func Sum(amounts ...Nano) (Nano, error) {
-	var sum Nano
-	for _, n := range amounts {
-		var err error
-		if sum, err = sum.Add(n); err != nil {
-			return 0, err
-		}
-	}
-	return sum, nil
-}
-
 func tooLarge(format string, args ...any) error {
 	return sandbox.Errorf(sandbox.ErrTooLarge, "amount_too_large",
-		format+" does not fit: amounts end at 9223372036 units of the currency; take a larger unit as currency or check the prices", args...)
+		format+" does not fit: sums end at 2^127 billionths of the currency: check the prices", args...)
 }

@@ -16,6 +16,11 @@ type Posted struct {
 	Owner   string `json:"owner,omitempty" doc:"Of the sandbox it is for, or the owner it is for."`
 	Project string `json:"project,omitempty"`
 
+	Cancels     int64     `json:"cancels,omitempty" doc:"It is the cancellation of the entry with this number: its opposite, at the same time."`
+	MadeAt      time.Time `json:"made_at,omitzero" doc:"Of a cancellation: when it was made."`
+	CancelledBy int64     `json:"cancelled_by,omitempty" doc:"The number of its cancellation: it counts no more."`
+	Quarantined bool      `json:"quarantined,omitempty" doc:"It is beyond the bounds of an entry, from before there were bounds: no sum has it, and the budgets it is of hold until it is cancelled."`
+
 	Agent string `json:"-"` // of the sandbox; known to who has just posted it
 }
 
@@ -78,4 +83,9 @@ func OneTarget(sb, project, owner string) (Scope, string, error) {
 		}
 	}
 	return scope, id, nil
+}
+
+// EntryNotFound is the error for a number that no entry has.
+func EntryNotFound(number int64) error {
+	return sandbox.Errorf(sandbox.ErrNotFound, "entry_not_found", "no entry %d: 'sandbox cost ls' shows those there are", number)
 }

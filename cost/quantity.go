@@ -30,18 +30,25 @@ func Product(a, b uint64) Quantity {
 
 // ParseQuantity reads a decimal number of base units. Class ErrInvalid.
 func ParseQuantity(s string) (Quantity, error) {
-	var q Quantity
-	ok := s != "" && len(s) <= maxDigits && (s == "0" || s[0] != '0')
-	for i := 0; ok && i < len(s); i++ {
-		w := wide{q.lo, q.hi}.mul(10)
-		if ok = s[i] >= '0' && s[i] <= '9' && w[2] == 0; ok {
-			q, ok = w.quantity().plus(Count(uint64(s[i] - '0')))
-		}
-	}
-	if !ok {
+	q, ok := parseDigits(s)
+	if !ok || s == "" || len(s) > 1 && s[0] == '0' {
 		return Quantity{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_quantity", "quantity %.50q: write a whole number from 0 to 2^128-1", s)
 	}
 	return q, nil
+}
+
+// parseDigits reads digits alone.
+func parseDigits(s string) (q Quantity, ok bool) {
+	for i := range len(s) {
+		w := wide{q.lo, q.hi}.mul(10)
+		if s[i] < '0' || s[i] > '9' || w[2] != 0 {
+			return Quantity{}, false
+		}
+		if q, ok = w.quantity().plus(Count(uint64(s[i] - '0'))); !ok {
+			return Quantity{}, false
+		}
+	}
+	return q, true
 }
 
 // String returns the decimal number.

@@ -204,14 +204,14 @@ func FuzzLimit(f *testing.F) {
 func TestSpent(t *testing.T) {
 	u := Usage{MeterNetOut: Count(5), MeterNetIn: Count(7), MeterRunning: Count(100), MeterPaused: Count(20), MeterStopped: Count(1000), MeterCPU: Count(3)}
 	for m, want := range map[Meter]uint64{MeterNet: 12, MeterNetOut: 5, MeterWall: 120, MeterStopped: 1000, MeterCPU: 3, MeterMemory: 0, MeterMoney: 42} {
-		if q, err := m.Spent(u, 42); err != nil || q != Count(want) {
+		if q, err := m.Spent(u, SumOf(42)); err != nil || q != Count(want) {
 			t.Errorf("%s: %s, %v; want %d", m, q, err, want)
 		}
 	}
-	if q, err := MeterMoney.Spent(nil, -42); err != nil || !q.IsZero() {
+	if q, err := MeterMoney.Spent(nil, SumOf(-42)); err != nil || !q.IsZero() {
 		t.Errorf("a credit counts as %s spent, %v", q, err)
 	}
-	if _, err := MeterNet.Spent(Usage{MeterNetOut: MaxQuantity, MeterNetIn: Count(1)}, 0); sandbox.CodeOf(err) != "quantity_too_large" {
+	if _, err := MeterNet.Spent(Usage{MeterNetOut: MaxQuantity, MeterNetIn: Count(1)}, Sum{}); sandbox.CodeOf(err) != "quantity_too_large" {
 		t.Errorf("a sum that does not fit: %v", err)
 	}
 }

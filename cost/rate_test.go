@@ -60,34 +60,34 @@ func TestRate(t *testing.T) {
 		{"model.tokens", Count(1_234_567), 185_185_050},
 		{MeterNetIn, MaxQuantity, 0}, // no price
 	} {
-		if got, err := b.Rate(c.meter, c.q); err != nil || got != c.want {
-			t.Errorf("%s of %s costs %d, %v; want %d", c.q, c.meter, got, err, c.want)
+		if got, err := b.Rate(c.meter, c.q); err != nil || got != SumOf(c.want) {
+			t.Errorf("%s of %s costs %s, %v; want %d", c.q, c.meter, got, err, c.want)
 		}
 	}
-	if n, err := b.Rate(MeterCPU, MaxQuantity); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
+	if n, err := b.Rate(MeterStarts, MaxQuantity); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
 		t.Errorf("all there is costs %d, %v", n, err)
 	}
 }
 
-// TestAmountsEnd goes to the last amount there is, and over it by one.
+// TestAmountsEnd goes to the last sum there is, and over it.
 func TestAmountsEnd(t *testing.T) {
 	b := Book{Version: "v", Prices: map[Meter]Price{MeterStarts: {Price: 1, Unit: "start"}, MeterRunning: {Price: 2, Per: 1, Unit: "second"}, "x": {Price: 1 << 62, Unit: "x"}}}
-	if n, err := b.Rate(MeterStarts, Count(uint64(MaxNano))); err != nil || n != MaxNano {
-		t.Errorf("the last amount: %d, %v", n, err)
+	if n, err := b.Rate(MeterStarts, MaxSum.Spent()); err != nil || n != MaxSum {
+		t.Errorf("the last sum: %s, %v", n, err)
 	}
 	for _, c := range []struct {
 		meter Meter
 		q     Quantity
-	}{{MeterStarts, Count(1 << 63)}, {MeterStarts, Quantity{hi: 1}}, {"x", Count(2)}, {"x", Quantity{hi: 4}}, {"x", Quantity{hi: 1 << 63}}} {
+	}{{MeterStarts, Quantity{hi: 1 << 63}}, {"x", Quantity{hi: 2}}, {"x", Quantity{hi: 4}}, {"x", Quantity{hi: 1 << 63}}} {
 		if n, err := b.Rate(c.meter, c.q); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
-			t.Errorf("%s of %s costs %d, %v", c.q, c.meter, n, err)
+			t.Errorf("%s of %s costs %s, %v", c.q, c.meter, n, err)
 		}
 	}
-	if n, err := b.Charge(MeterStarts, Count(9), Count(5)); err != nil || n != 0 {
-		t.Errorf("backwards: %d, %v", n, err)
+	if n, err := b.Charge(MeterStarts, Count(9), Count(5)); err != nil || n != (Sum{}) {
+		t.Errorf("backwards: %s, %v", n, err)
 	}
-	if n, err := b.Most(Usage{MeterStarts: Count(uint64(MaxNano)), MeterRunning: Count(1)}); !is(err, sandbox.ErrTooLarge, "amount_too_large") {
-		t.Errorf("two that do not fit: %d, %v", n, err)
+	if n, err := b.Most(Usage{MeterStarts: MaxSum.Spent(), MeterRunning: Count(1)}); err != nil || n != MaxSum {
+		t.Errorf("two that do not fit stay at the bound: %s, %v", n, err)
 	}
 }
 
@@ -119,20 +119,20 @@ func TestRateAgainstBig(t *testing.T) {
 		den := new(big.Int).Mul(new(big.Int).SetUint64(p.base()), big.NewInt(p.Per))
 		want, rem := new(big.Int).QuoRem(num, den, new(big.Int))
 		got, err := b.Rate(m, q)
-		if !want.IsInt64() {
+		if want.BitLen() > 127 {
 			refused++
 			if sandbox.CodeOf(err) != "amount_too_large" {
 				t.Fatalf("%s of %s at %+v = %d, %v; want an error", q, m, p, got, err)
 			}
 			continue
 		}
-		if err != nil || int64(got) != want.Int64() {
+		if err != nil || got.big().Cmp(want) != 0 {
 			t.Fatalf("%s of %s at %+v = %d, %v; want %s", q, m, p, got, err, want)
 		}
 		if rem.Sign() != 0 {
 			want.Add(want, big.NewInt(1))
 		}
-		if most, err := b.Most(Usage{m: q}); want.IsInt64() && (err != nil || int64(most) != want.Int64()) {
+		if most, err := b.Most(Usage{m: q}); want.BitLen() <= 127 && (err != nil || most.big().Cmp(want) != 0) {
 			t.Fatalf("%s of %s at %+v is at most %d, %v; want %s", q, m, p, most, err, want)
 		}
 	}
@@ -176,20 +176,23 @@ func TestPiecesAddUp(t *testing.T) {
 			continue // too much money: TestRateAgainstBig
 		}
 		at := cuts(r, from, to, r.IntN(20))
-		pieces := make([]Nano, 0, len(at))
-		var alone Nano // what pieces rated for themselves would come to
+		pieces := make([]Sum, 0, len(at))
+		var alone, sum Sum // what pieces rated for themselves would come to
 		for i := 1; i < len(at); i++ {
 			n, err := b.Charge(m, at[i-1], at[i])
-			if err != nil || n < 0 {
+			if err != nil || n.Sign() < 0 {
 				t.Fatalf("piece %s to %s: %d, %v", at[i-1], at[i], n, err)
 			}
 			pieces = append(pieces, n)
 			single, _ := b.Rate(m, at[i].Less(at[i-1]))
-			alone += single
+			alone = alone.Add(single)
 		}
 		r.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
-		if sum, err := Sum(pieces...); err != nil || sum != whole {
-			t.Fatalf("%s from %s to %s costs %d, its pieces %d, %v", m, from, to, whole, sum, err)
+		for _, n := range pieces {
+			sum = sum.Add(n)
+		}
+		if sum != whole {
+			t.Fatalf("%s from %s to %s costs %s, its pieces %s", m, from, to, whole, sum)
 		}
 		if alone != whole {
 			lossy++

@@ -1,7 +1,6 @@
 package cost
 
 import (
-	"math/big"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -26,6 +25,8 @@ type Statement struct {
 	Currency string          `json:"currency,omitempty"`
 	Lines    []StatementLine `json:"lines"`
 	Total    StatementLine   `json:"total"`
+
+	Quarantined []int64 `json:"quarantined,omitempty" doc:"Entries of the span that no sum has, for they are beyond the bounds of an entry: cancel them. At most 100."`
 }
 
 // StatementLine is what those with one key spent and earned together.
@@ -34,39 +35,31 @@ type StatementLine struct {
 	Sandboxes int64          `json:"sandboxes" doc:"Those that existed in the span."`
 	Meters    sandbox.Meters `json:"meters"`
 	Charges   []Charge       `json:"charges" doc:"What was used, by price book and meter."`
-	Usage     Nano           `json:"usage" doc:"The charges of what the daemon counted."`
-	Outside   Nano           `json:"outside" doc:"Costs entered, custom meters among them."`
-	Cost      Nano           `json:"cost" doc:"Usage and outside."`
-	Revenue   Nano           `json:"revenue"`
-	Profit    Nano           `json:"profit" doc:"Revenue less cost."`
+	Usage     Sum            `json:"usage" doc:"The charges of what the daemon counted."`
+	Outside   Sum            `json:"outside" doc:"Costs entered, custom meters among them."`
+	Cost      Sum            `json:"cost" doc:"Usage and outside."`
+	Revenue   Sum            `json:"revenue"`
+	Profit    Sum            `json:"profit" doc:"Revenue less cost."`
 	ROI       *int64         `json:"roi_bp,omitempty" doc:"Profit by cost, in hundredths of a percent, rounded down; absent without cost."`
 }
 
-// Finish works out what follows from usage, outside and revenue. Class
-// ErrTooLarge.
-func (l *StatementLine) Finish() (err error) {
-	if l.Cost, err = l.Usage.Add(l.Outside); err != nil {
-		return err
-	}
-	if l.Profit, err = l.Revenue.Sub(l.Cost); err != nil {
-		return err
-	}
+// Finish works out what follows from usage, outside and revenue.
+func (l *StatementLine) Finish() {
+	l.Cost = l.Usage.Add(l.Outside)
+	l.Profit = l.Revenue.Sub(l.Cost)
 	l.ROI = ROI(l.Profit, l.Cost)
-	return nil
 }
 
 // ROI returns profit by cost in hundredths of a percent, rounded down: 10,000
 // where every unit spent earned itself and another. Nil without cost, or where
 // it does not fit.
-func ROI(profit, cost Nano) *int64 {
-	if cost <= 0 {
+func ROI(profit, cost Sum) *int64 {
+	if cost.Sign() <= 0 {
 		return nil
 	}
-	n := new(big.Int).Mul(big.NewInt(int64(profit)), big.NewInt(10_000))
-	n.Div(n, big.NewInt(int64(cost))) // Euclidean: rounded down, as cost is above 0
-	if !n.IsInt64() {
+	n, ok := profit.Ratio(cost, 10_000)
+	if !ok {
 		return nil
 	}
-	v := n.Int64()
-	return &v
+	return &n
 }

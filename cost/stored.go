@@ -1,6 +1,8 @@
 package cost
 
 import (
+	"math"
+	"math/big"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -73,24 +75,20 @@ type BudgetState struct {
 	Since       time.Time   `json:"since,omitzero" doc:"When this period began; absent of a total."`
 	Until       time.Time   `json:"until,omitzero" doc:"When it ends."`
 	Holds       Action      `json:"holds,omitempty" doc:"pause or stop: nothing of it may be created, started or resumed."`
+	Unknown     string      `json:"unknown,omitempty" doc:"Why it cannot be told what was spent. Then it holds as if all were: spent is what was found last."`
 	Fired       []Threshold `json:"fired,omitempty" doc:"Thresholds crossed in this period."`
 	ExhaustedIn *int64      `json:"exhausted_in_seconds,omitempty" doc:"How long the rest lasts at the present rate, if within the period."`
 }
 
-// Percent returns what spent is of the limit, rounded down.
+// Percent returns what spent is of the limit, rounded down, or the largest
+// number where it is more.
 func (b Budget) Percent(spent Quantity) int64 {
-	if b.Limit.IsZero() || spent.hi >= 1<<56 {
+	if b.Limit.IsZero() {
 		return 0
 	}
-	// By halves: the quotient is needed to a percent only, and never more than fits.
-	limit := b.Limit
-	for limit.hi != 0 {
-		limit = Quantity{limit.hi >> 1, limit.lo>>1 | limit.hi<<63}
-		spent = Quantity{spent.hi >> 1, spent.lo>>1 | spent.hi<<63}
+	n := new(big.Int).Mul(spent.big(), big.NewInt(100))
+	if n.Div(n, b.Limit.big()); !n.IsInt64() {
+		return math.MaxInt64
 	}
-	w, _ := wide{spent.lo, spent.hi}.mul(100).div(limit.lo)
-	if w[1] != 0 || w[2] != 0 || w[0] > 1<<62 {
-		return 1 << 62
-	}
-	return int64(w[0])
+	return n.Int64()
 }

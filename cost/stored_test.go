@@ -18,7 +18,7 @@ func TestPercent(t *testing.T) {
 		{Count(100), Count(250), 250},
 		{Quantity{}, Count(5), 0},
 		{Product(1<<63, 200), Product(1<<63, 199), 99},
-		{Count(1), Quantity{hi: 1 << 50}, 1 << 62},
+		{Count(1), Quantity{hi: 1 << 50}, 1<<63 - 1},
 	} {
 		if got := (Budget{Limit: c.limit}).Percent(c.spent); got != c.want {
 			t.Errorf("%s of %s are %d%%, want %d", c.spent, c.limit, got, c.want)

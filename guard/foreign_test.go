@@ -7,6 +7,7 @@ import (
 	"io"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ type backend struct {
 	images   []sandbox.Image
 	webhooks []sandbox.Webhook
 	budgets  []cost.BudgetState
+	entries  []cost.Posted
 	named    []sandbox.BaseTemplate
 	create   func(context.Context, sandbox.CreateRequest) (sandbox.Sandbox, error)
 }
@@ -78,6 +80,15 @@ func (b *backend) Budget(_ context.Context, key string) (cost.BudgetState, error
 		}
 	}
 	return cost.BudgetState{}, noBudget(key)
+}
+
+func (b *backend) Entry(_ context.Context, number int64) (cost.Posted, error) {
+	for _, e := range b.entries {
+		if e.Number == number {
+			return e, nil
+		}
+	}
+	return cost.Posted{}, cost.EntryNotFound(number)
 }
 
 func (b *backend) RemoveSecret(_ context.Context, name, _ string) error {
@@ -169,6 +180,9 @@ func (w *town) settle(t *testing.T, owner string) {
 	b := cost.BudgetState{StoredBudget: cost.StoredBudget{Key: cost.NewBudgetKey(), Budget: cost.Budget{Scope: cost.ScopeSandbox, ID: string(sb.ID)}, Actor: owner}}
 	w.back.budgets = append(w.back.budgets, b)
 	w.has(owner, "budget", b.Key)
+	e := cost.Posted{Number: int64(len(w.back.entries) + 1), Owner: owner, Actor: owner}
+	w.back.entries = append(w.back.entries, e)
+	w.has(owner, "entry", strconv.FormatInt(e.Number, 10))
 	digest := "sha256:" + strings.Repeat(fmt.Sprintf("%x", owner[0]%16), 64)
 	img := sandbox.Image{Name: folder(owner) + "app", Digest: digest}
 	w.back.images = append(w.back.images, img)
@@ -193,6 +207,8 @@ func nothing(kind, like string) string {
 		return like[:len(like)-64] + strings.Repeat("9", 64)
 	case strings.HasPrefix(like, alice), strings.HasPrefix(like, bob), strings.HasPrefix(like, "own/"):
 		return swap(like) + "q"
+	case len(like) < 4: // a number
+		return "99" + like
 	case len(like) == 9: // the beginning of an id
 		return like[:2] + strings.Repeat("z", 7)
 	}
@@ -341,7 +357,15 @@ func calls() map[string]call {
 		"SetBudget": change("project id", func(w *town, ctx context.Context, ref string) error {
 			return drop(w.SetBudget(ctx, cost.BudgetRequest{Project: ref, Meter: "money", Limit: "5"}))
 		}),
-		"Budget":       look("budget", func(w *town, ctx context.Context, ref string) error { return drop(w.Budget(ctx, ref)) }),
+		"Budget": look("budget", func(w *town, ctx context.Context, ref string) error { return drop(w.Budget(ctx, ref)) }),
+		"Entry": look("entry", func(w *town, ctx context.Context, ref string) error {
+			n, _ := strconv.ParseInt(ref, 10, 64)
+			return drop(w.Entry(ctx, n))
+		}),
+		"CancelEntry": change("entry", func(w *town, ctx context.Context, ref string) error {
+			n, _ := strconv.ParseInt(ref, 10, 64)
+			return drop(w.CancelEntry(ctx, n, "wrong", "x"))
+		}),
 		"RemoveBudget": change("budget", func(w *town, ctx context.Context, ref string) error { return w.RemoveBudget(ctx, ref, "x") }),
 	}
 }

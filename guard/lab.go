@@ -86,14 +86,12 @@ func (l *Lab) Summary(ctx context.Context, status project.Status) (project.Summa
 		if !mine[line.ID] {
 			continue
 		}
-		if sum, err = sum.Add(project.Money{Cost: line.Metrics.Cost, Revenue: line.Metrics.Revenue}); err != nil {
-			return out, err
-		}
+		sum = sum.Add(project.Money{Cost: line.Metrics.Cost, Revenue: line.Metrics.Revenue})
 		out.Projects = append(out.Projects, line)
 		out.Count[line.Status]++
 	}
-	out.Total, err = project.MetricsOf(sum)
-	return out, err
+	out.Total = project.MetricsOf(sum)
+	return out, nil
 }
 
 // View shows one of the caller's projects.

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
@@ -58,6 +59,40 @@ func (g *Manager) PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Po
 		return cost.Posted{}, err
 	}
 	return g.m.PostEntry(ctx, req)
+}
+
+// Entry returns an entry of what the caller has.
+func (g *Manager) Entry(ctx context.Context, number int64) (cost.Posted, error) {
+	a, err := g.ask(ctx, looks)
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	e, err := g.m.Entry(ctx, number)
+	if a != nil && err == nil && !g.seesEntry(ctx, a, e) {
+		return cost.Posted{}, cost.EntryNotFound(number)
+	}
+	return e, err
+}
+
+func (g *Manager) seesEntry(ctx context.Context, a *asker, e cost.Posted) bool {
+	return e.Owner == a.Owner || e.Project != "" && g.ownProject(ctx, a, e.Project) == nil
+}
+
+// CancelEntry cancels an entry that the caller has sent. One of somebody else,
+// or from inside a sandbox, is for those who see all: to cancel a cost gives
+// budgets back what was spent.
+func (g *Manager) CancelEntry(ctx context.Context, number int64, reason, actor string) (cost.Posted, error) {
+	a, err := g.ask(ctx, changes)
+	if err == nil && a != nil {
+		var e cost.Posted
+		if e, err = g.Entry(ctx, number); err == nil && e.Actor != a.Owner {
+			err = forOperators(fmt.Sprintf("entry %d was sent by another", number))
+		}
+	}
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	return g.m.CancelEntry(ctx, number, reason, a.as(actor))
 }
 
 func noCredit() error {

@@ -59,7 +59,8 @@ func TestBudgetStopsBurner(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				late = max(0, s.Total.Cost-limit)
+				spent, _ := s.Total.Cost.Nano()
+				late = max(0, spent-limit)
 			}
 			var got sandbox.Sandbox
 			testenv.Eventually(t, 60*time.Second, "the sandbox is stopped", func() bool {
@@ -71,12 +72,13 @@ func TestBudgetStopsBurner(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			over := s.Total.Cost - limit
+			spent, _ := s.Total.Cost.Nano()
+			over := spent - limit
 			t.Logf("stopped %s past the budget of %s, %s when the daemon was there", over, limit, late)
 			if over < 0 || over > late+aSecond || got.Reason != sandbox.ReasonBudget {
 				t.Errorf("stopped %s past the budget of %s, for %s: want at most %s", over, limit, got.Reason, late+aSecond)
 			}
-			if now := d.spentBy(t, b.Key); now.Spent != cost.Count(uint64(s.Total.Cost)) || now.Holds != cost.ActionStop {
+			if now := d.spentBy(t, b.Key); now.Spent != s.Total.Cost.Spent() || now.Holds != cost.ActionStop {
 				t.Errorf("the budget has spent %s, the statement says %s", now.SpentText, s.Total.Cost)
 			}
 			if _, err := d.Start(t.Context(), string(sb.ID)); sandbox.CodeOf(err) != "budget_exhausted" {

@@ -57,7 +57,7 @@ func TestCosts(t *testing.T) {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	l := s.Lines[0]
-	if want := cost.Nano(l.Meters.CPU)*1000 + cost.Unit/4; l.Meters.CPU < 50_000 || l.Usage != want || l.Outside != 3*cost.Unit || l.Revenue != 10*cost.Unit {
+	if want := cost.Nano(l.Meters.CPU)*1000 + cost.Unit/4; l.Meters.CPU < 50_000 || l.Usage != cost.SumOf(want) || l.Outside != cost.SumOf(3*cost.Unit) || l.Revenue != cost.SumOf(10*cost.Unit) {
 		t.Errorf("%+v, want %s of usage", l, want)
 	}
 	d.kill()
@@ -102,7 +102,7 @@ func TestCostsFromInside(t *testing.T) {
 		t.Errorf("of one that may not: %s", got)
 	}
 	s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_it"})
-	if err != nil || s.Total.Outside != 3*cost.Unit || s.Total.Revenue != 10*cost.Unit {
+	if err != nil || s.Total.Outside != cost.SumOf(3*cost.Unit) || s.Total.Revenue != cost.SumOf(10*cost.Unit) {
 		t.Errorf("%+v, %v", s.Total, err)
 	}
 }
@@ -167,7 +167,7 @@ func TestProgramInside(t *testing.T) {
 		t.Errorf("one that may not has it: %+v", r)
 	}
 	s, err := d.Statement(t.Context(), cost.StatementQuery{Project: "prj_it"})
-	if err != nil || s.Total.Outside != 3*cost.Unit || s.Total.Revenue != 11*cost.Unit {
+	if err != nil || s.Total.Outside != cost.SumOf(3*cost.Unit) || s.Total.Revenue != cost.SumOf(11*cost.Unit) {
 		t.Errorf("%+v, %v", s.Total, err)
 	}
 }

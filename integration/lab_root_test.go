@@ -262,7 +262,7 @@ func TestLabFromEmptyToPromoted(t *testing.T) {
 	if v, err := l.Volumes(t.Context()); err != nil || len(v) != 0 {
 		t.Errorf("after the kill the lab has volumes %+v, %v", v, err)
 	}
-	if v := l.view(); v.Status != project.StatusKilled || v.Metrics.Revenue != 10*cost.Unit {
+	if v := l.view(); v.Status != project.StatusKilled || v.Metrics.Revenue != cost.SumOf(10*cost.Unit) {
 		t.Errorf("its record: %s, %+v", v.Status, v.Metrics)
 	}
 	l.stop()
@@ -364,7 +364,7 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 	if err != nil || len(agents) != 1 || agents[0].ID != moved.ID.Promoted() || agents[0].Status != project.AgentActive || agents[0].Project != "" {
 		l.t.Fatalf("in production: %+v, %v", agents, err)
 	}
-	if v := l.agent(moved.ID); v.PromotedTo != agents[0].ID || v.Status != project.AgentStopped || v.Metrics.Revenue != cost.Unit {
+	if v := l.agent(moved.ID); v.PromotedTo != agents[0].ID || v.Status != project.AgentStopped || v.Metrics.Revenue != cost.SumOf(cost.Unit) {
 		l.t.Errorf("what stayed of it: %+v", v)
 	}
 	for _, a := range stayed {
@@ -391,7 +391,7 @@ func (l *laboratory) promoted(moved project.Agent, stayed ...project.Agent) {
 		}
 		st, err := c.Statement(l.t.Context(), cost.StatementQuery{By: "label:agent"})
 		i := slices.IndexFunc(st.Lines, func(x cost.StatementLine) bool { return x.Key == string(id) })
-		if err != nil || i < 0 || st.Lines[i].Usage != c.want || st.Lines[i].Charges[0].Book != c.book {
+		if err != nil || i < 0 || st.Lines[i].Usage != cost.SumOf(c.want) || st.Lines[i].Charges[0].Book != c.book {
 			l.t.Errorf("what %s charges: %+v, %v", what, st.Lines, err)
 		}
 	}

@@ -3,7 +3,6 @@ package lab
 import (
 	"context"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/project"
@@ -57,18 +56,12 @@ func (l *Lab) inputs(ctx context.Context, p project.Project) (project.Inputs, er
 		return in, err
 	}
 	for _, a := range agents {
-		m, err := project.MetricsOf(money[a.ID])
-		if err != nil {
-			return in, err
-		}
-		in.Agents = append(in.Agents, project.AgentMetrics{Agent: a.ID, Type: a.Type, Status: a.Status, Metrics: m})
+		in.Agents = append(in.Agents, project.AgentMetrics{Agent: a.ID, Type: a.Type, Status: a.Status, Metrics: project.MetricsOf(money[a.ID])})
 	}
 	if len(agents) > 0 {
 		in.Age = max(0, int64(in.At.Sub(agents[0].CreatedAt)/time.Second))
 	}
-	if in.Total, err = project.Total(own, slices.Collect(maps.Values(money))); err != nil {
-		return in, err
-	}
+	in.Total = project.Total(own, money)
 	experiments, err := l.store.Experiments(ctx, p.ID)
 	in.Experiments = project.CountExperiments(experiments)
 	return in, err

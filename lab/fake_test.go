@@ -447,9 +447,9 @@ func (b *ledger) Enter(_ context.Context, _ project.ID, _ sandbox.ID, e project.
 	defer b.mu.Unlock()
 	m := b.money[e.Agent]
 	if e.Kind == cost.KindRevenue {
-		m.Revenue += e.Amount
+		m.Revenue = m.Revenue.Add(cost.SumOf(e.Amount))
 	} else {
-		m.Cost += e.Amount
+		m.Cost = m.Cost.Add(cost.SumOf(e.Amount))
 	}
 	b.money[e.Agent] = m
 	return nil
@@ -458,7 +458,7 @@ func (b *ledger) Enter(_ context.Context, _ project.ID, _ sandbox.ID, e project.
 func (b *ledger) set(id project.AgentID, spent, earned cost.Nano) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.money[id] = project.Money{Cost: spent, Revenue: earned}
+	b.money[id] = project.Money{Cost: cost.SumOf(spent), Revenue: cost.SumOf(earned)}
 }
 
 // host is a machine: two databases and two worlds, which outlive the lab.

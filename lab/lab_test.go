@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -194,10 +195,7 @@ func TestExperimentExpiresWithItsAgents(t *testing.T) {
 
 func TestConditions(t *testing.T) {
 	r := newRules()
-	m, err := project.MetricsOf(project.Money{Cost: 2e9, Revenue: 5e9})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := project.MetricsOf(project.Money{Cost: cost.SumOf(2e9), Revenue: cost.SumOf(5e9)})
 	in := project.Inputs{Age: 100, Total: m, Agents: []project.AgentMetrics{{Status: project.AgentActive}}, Experiments: project.Experiments{Completed: 3, Succeeded: 2}}
 	for expression, want := range map[string]bool{
 		"profit == 3 * unit && cost == 2 * unit && revenue == 5 * unit": true,
@@ -228,7 +226,7 @@ func TestConditions(t *testing.T) {
 		}
 	}
 	h := newHost(t)
-	_, err = h.CreateProject(t.Context(), project.Request{Name: "x", Settings: project.Settings{Alerts: []project.Rule{{Name: "a", When: "nonsense"}}}})
+	_, err := h.CreateProject(t.Context(), project.Request{Name: "x", Settings: project.Settings{Alerts: []project.Rule{{Name: "a", When: "nonsense"}}}})
 	if sandbox.CodeOf(err) != "invalid_rule" {
 		t.Errorf("a project with nonsense: %v", err)
 	}

@@ -132,20 +132,10 @@ func (l *Lab) View(ctx context.Context, ref string) (project.View, error) {
 	if err != nil {
 		return v, err
 	}
-	sums := make([]project.Money, 0, len(money))
 	for _, a := range agents {
-		m, err := project.MetricsOf(money[a.ID])
-		if err != nil {
-			return v, err
-		}
-		v.Agents = append(v.Agents, project.AgentView{Agent: a, Metrics: m})
+		v.Agents = append(v.Agents, project.AgentView{Agent: a, Metrics: project.MetricsOf(money[a.ID])})
 	}
-	for _, m := range money {
-		sums = append(sums, m)
-	}
-	if v.Metrics, err = project.Total(own, sums); err != nil {
-		return v, err
-	}
+	v.Metrics = project.Total(own, money)
 	if v.Budgets, err = l.viewBudgets(ctx, p.ID, agents); err != nil {
 		return v, err
 	}
@@ -195,17 +185,13 @@ func (l *Lab) Summary(ctx context.Context, status project.Status) (project.Summa
 				line.Active++
 			}
 		}
-		if line.Metrics, err = project.Total(own, slices.Collect(maps.Values(money))); err != nil {
-			return s, err
-		}
-		if sum, err = sum.Add(project.Money{Cost: line.Metrics.Cost, Revenue: line.Metrics.Revenue}); err != nil {
-			return s, err
-		}
+		line.Metrics = project.Total(own, money)
+		sum = sum.Add(project.Money{Cost: line.Metrics.Cost, Revenue: line.Metrics.Revenue})
 		s.Count[p.Status]++
 		s.Projects = append(s.Projects, line)
 	}
-	s.Total, err = project.MetricsOf(sum)
-	return s, err
+	s.Total = project.MetricsOf(sum)
+	return s, nil
 }
 
 // KillProject ends a project: its agents are stopped and their sandboxes

@@ -101,8 +101,16 @@ func (r *rules) holds(expression string, in project.Inputs) (bool, error) {
 		agents[string(s)] = int64(in.Count(s))
 	}
 	e := in.Experiments
+	var money [3]int64
+	for i, sum := range []cost.Sum{in.Total.Cost, in.Total.Revenue, in.Total.Profit} {
+		n, fits := sum.Nano()
+		if !fits {
+			return false, fmt.Errorf("conditions compute with amounts up to %s, and %s is beyond that: cancel the entry that is wrong", cost.MaxNano, sum)
+		}
+		money[i] = int64(n)
+	}
 	out, _, err := p.ContextEval(ctx, map[string]any{
-		"cost": int64(in.Total.Cost), "revenue": int64(in.Total.Revenue), "profit": int64(in.Total.Profit),
+		"cost": money[0], "revenue": money[1], "profit": money[2],
 		"roi_bp": in.Total.ROI, "age_seconds": in.Age, "unit": int64(cost.Unit), "agents": agents,
 		"experiments": map[string]int64{
 			"running": int64(e.Running), "completed": int64(e.Completed), "succeeded": int64(e.Succeeded), "expired": int64(e.Expired),

@@ -35,5 +35,5 @@ func (e Entry) Validate() error {
 	case len(e.Note) > cost.MaxNote:
 		return bad("note: at most %d bytes", cost.MaxNote)
 	}
-	return nil
+	return cost.CheckCharge(cost.SumOf(e.Amount))
 }

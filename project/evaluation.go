@@ -84,7 +84,7 @@ type Evaluation struct {
 func Judge(c Criteria, in Inputs, holds func(expression string, in Inputs) (bool, error)) ([]Verdict, Recommendation) {
 	verdicts := []Verdict{
 		{CriterionROI, in.Total.ROI > 0, "ROI " + Percent(in.Total.ROI) + ", more than 0 % is asked for"},
-		{CriterionProfit, in.Total.Profit > c.MinProfit, fmt.Sprintf("profit %s, more than %s is asked for", in.Total.Profit, c.MinProfit)},
+		{CriterionProfit, in.Total.Profit.Cmp(cost.SumOf(c.MinProfit)) > 0, fmt.Sprintf("profit %s, more than %s is asked for", in.Total.Profit, c.MinProfit)},
 	}
 	active, want := in.Count(AgentActive), int(or(int64(c.MinActive), 1))
 	verdicts = append(verdicts, Verdict{CriterionActive, active >= want, fmt.Sprintf("%d active, %d asked for", active, want)}, sufficient(c, in))

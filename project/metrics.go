@@ -8,17 +8,15 @@ import (
 
 // Metrics is what a project or an agent has come to.
 type Metrics struct {
-	Cost    cost.Nano `json:"cost"`
-	Revenue cost.Nano `json:"revenue"`
-	Profit  cost.Nano `json:"profit"`
-	ROI     int64     `json:"roi_bp" doc:"Profit by cost in basis points, rounded down: 10000 are 100 %. The largest or smallest number where there was no cost."`
+	Cost    cost.Sum `json:"cost"`
+	Revenue cost.Sum `json:"revenue"`
+	Profit  cost.Sum `json:"profit"`
+	ROI     int64    `json:"roi_bp" doc:"Profit by cost in basis points, rounded down: 10000 are 100 %. The largest or smallest number where there was no cost."`
 }
 
-// MetricsOf computes the metrics of an amount spent and earned. Class
-// ErrTooLarge.
-func MetricsOf(m Money) (Metrics, error) {
-	profit, err := m.Revenue.Sub(m.Cost)
-	return Metrics{Cost: m.Cost, Revenue: m.Revenue, Profit: profit, ROI: ROI(m)}, err
+// MetricsOf computes the metrics of an amount spent and earned.
+func MetricsOf(m Money) Metrics {
+	return Metrics{Cost: m.Cost, Revenue: m.Revenue, Profit: m.Revenue.Sub(m.Cost), ROI: ROI(m)}
 }
 
 // AgentMetrics is an agent with what it has come to.
@@ -58,13 +56,10 @@ func (in Inputs) Count(s AgentStatus) int {
 }
 
 // Total adds up what every agent came to, and what belongs to the project as
-// a whole. Class ErrTooLarge.
-func Total(own Money, agents []Money) (Metrics, error) {
-	var err error
+// a whole.
+func Total(own Money, agents map[AgentID]Money) Metrics {
 	for _, m := range agents {
-		if own, err = own.Add(m); err != nil {
-			return Metrics{}, err
-		}
+		own = own.Add(m)
 	}
 	return MetricsOf(own)
 }

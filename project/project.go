@@ -165,16 +165,11 @@ func (p Project) Shown() Project {
 
 // Money is what somebody spent and earned, in a currency's billionths.
 type Money struct {
-	Cost    cost.Nano `json:"cost"`
-	Revenue cost.Nano `json:"revenue"`
+	Cost    cost.Sum `json:"cost"`
+	Revenue cost.Sum `json:"revenue"`
 }
 
-// Add returns the sum. Class ErrTooLarge.
-func (m Money) Add(o Money) (Money, error) {
-	var err error
-	if m.Cost, err = m.Cost.Add(o.Cost); err != nil {
-		return m, err
-	}
-	m.Revenue, err = m.Revenue.Add(o.Revenue)
-	return m, err
+// Add returns the sum.
+func (m Money) Add(o Money) Money {
+	return Money{m.Cost.Add(o.Cost), m.Revenue.Add(o.Revenue)}
 }

@@ -34,9 +34,9 @@ func TestROI(t *testing.T) {
 		{-5, -5, 0},
 		{1, cost.MaxNano, MaxROI},
 		{1, cost.MinNano, MinROI},
-		{cost.MaxNano, cost.MinNano, -10_001}, // the profit is held to what money can be
+		{cost.MaxNano, cost.MinNano, -20_001}, // a profit beyond one amount
 	} {
-		if got := ROI(Money{c.cost, c.revenue}); got != c.want {
+		if got := ROI(Money{cost.SumOf(c.cost), cost.SumOf(c.revenue)}); got != c.want {
 			t.Errorf("cost %d, revenue %d: %d, want %d", c.cost, c.revenue, got, c.want)
 		}
 	}
@@ -48,16 +48,11 @@ func TestROIAgainstBig(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	for range 20_000 {
 		shift := r.UintN(62)
-		m := Money{cost.Nano(r.Int64()>>shift) + 1, cost.Nano(r.Uint64()) >> r.UintN(62) / 2}
-		if m.Cost <= 0 {
-			m.Cost = 1
-		}
-		profit := new(big.Int).Sub(big.NewInt(int64(m.Revenue)), big.NewInt(int64(m.Cost)))
-		if !profit.IsInt64() {
-			continue
-		}
+		spent, earned := max(r.Int64()>>shift, 1), int64(r.Uint64())>>r.UintN(62)
+		m := Money{cost.SumOf(cost.Nano(spent)), cost.SumOf(cost.Nano(earned))}
+		profit := new(big.Int).Sub(big.NewInt(earned), big.NewInt(spent))
 		q := new(big.Int).Mul(profit, big.NewInt(10_000))
-		q.Div(q, big.NewInt(int64(m.Cost))) // Euclidean: down for a positive divisor
+		q.Div(q, big.NewInt(spent)) // Euclidean: down for a positive divisor
 		want := int64(math.MaxInt64)
 		if q.IsInt64() {
 			want = q.Int64()
@@ -80,7 +75,7 @@ func TestPercent(t *testing.T) {
 
 // inputs are those of a project that passes every built-in criterion.
 func inputs(spent, earned cost.Nano) Inputs {
-	m, _ := MetricsOf(Money{spent, earned})
+	m := MetricsOf(Money{cost.SumOf(spent), cost.SumOf(earned)})
 	return Inputs{
 		Age: 7200, Total: m, Experiments: Experiments{Completed: 1},
 		Agents: []AgentMetrics{{Agent: "a", Status: AgentActive, Metrics: m}},

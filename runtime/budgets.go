@@ -57,6 +57,9 @@ const (
 
 	eventBudget       = "budget." // and the action
 	eventBudgetResume = eventBudget + string(cost.ActionResume)
+	// What was spent cannot be told, or can again.
+	eventBudgetUnknown = eventBudget + "unknown"
+	eventBudgetKnown   = eventBudget + "known"
 )
 
 func (b *budgets) poke() {
@@ -159,7 +162,7 @@ func (m *Manager) release() {
 		x.acted = x.acted || do != cost.ActionNone
 		x.mu.Unlock()
 		if do != cost.ActionNone {
-			m.spawn(func() { m.carryOut(x, do, "") })
+			m.spawn(func() { m.carryOut(x, do, "", nil) })
 		}
 	}
 }
@@ -223,7 +226,7 @@ func (m *Manager) SetBudget(ctx context.Context, req cost.BudgetRequest) (cost.B
 			t = newTally(row)
 			m.budgets.tallies[row.Key] = t
 		}
-		t.row.StoredBudget = row.StoredBudget
+		t.row.StoredBudget, t.row.Err = row.StoredBudget, nil
 		m.budgets.n.Store(int64(len(m.budgets.tallies)))
 	}
 	m.budgets.mu.Unlock()
@@ -266,9 +269,6 @@ func (m *Manager) budgetStates(ctx context.Context, which func(*tally) bool) ([]
 		if !which(t) {
 			continue
 		}
-		if t.err != nil {
-			return nil, t.err
-		}
 		out = append(out, t.state())
 	}
 	slices.SortFunc(out, func(a, b cost.BudgetState) int {
@@ -293,7 +293,7 @@ func (m *Manager) RemoveBudget(ctx context.Context, key, actor string) error {
 		return err
 	}
 	m.record(ctx, sandbox.Event{Sandbox: sandboxOf(t.row.Budget), Type: eventBudget + "removed", Actor: actor, Data: budgetData(t.row.StoredBudget)})
-	m.enforce(t.row.Budget, cost.ActionNone, t.row.Key)
+	m.enforce(t.row.Budget, cost.ActionNone, t.row.Key, nil)
 	return nil
 }
 
@@ -312,7 +312,7 @@ func budgetData(b cost.StoredBudget) map[string]string {
 }
 
 // assess looks at budgets, all or some of them, and carries out what they say.
-// One that cannot be looked at is told and tried again.
+// One that cannot be looked at holds what it is of, says so, and is tried again.
 func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) {
 	ctx = context.WithoutCancel(ctx) // who asked may go away
 	b := &m.budgets
@@ -323,6 +323,7 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 		budget cost.Budget
 		key    string
 		holds  cost.Action
+		err    error
 	}
 	var acts []act
 	b.mu.Lock()
@@ -333,22 +334,21 @@ func (m *Manager) assess(ctx context.Context, due func(*tally, time.Time) bool) 
 		if due != nil && !due(t, now) {
 			continue
 		}
-		if t.err = m.lookAt(ctx, t, net); t.err != nil {
-			if m.life.Err() == nil {
-				m.log.ErrorContext(ctx, "look at a budget: tried again soon", "budget", t.row.Key, "err", t.err)
-			}
-			t.next = time.Now().Add(time.Second)
-			if t.holds == cost.ActionNone { // who knows
+		if err := m.lookAt(ctx, t, net); err != nil {
+			if m.life.Err() != nil { // the daemon ends: nothing can be told any more
 				continue
 			}
+			m.missed(ctx, t, err)
+		} else {
+			m.found(ctx, t)
 		}
-		acts = append(acts, act{t.row.Budget, t.row.Key, t.holds})
+		acts = append(acts, act{t.row.Budget, t.row.Key, t.holds, t.err})
 	}
 	m.publishHolds()
 	b.mu.Unlock()
 	again := false
 	for _, a := range acts {
-		again = m.enforce(a.budget, a.holds, a.key) || again
+		again = m.enforce(a.budget, a.holds, a.key, a.err) || again
 	}
 	if again {
 		b.mu.Lock()
@@ -383,6 +383,10 @@ func (m *Manager) publishHolds() {
 	var all []hold
 	now := time.Now()
 	for _, t := range m.budgets.tallies {
+		if t.err != nil && t.row.Strongest() != cost.ActionNone {
+			all = append(all, hold{t.row.Budget, unknownBudget(t)})
+			continue
+		}
 		if t.holds == cost.ActionNone {
 			continue
 		}
@@ -393,6 +397,12 @@ func (m *Manager) publishHolds() {
 		all = append(all, hold{t.row.Budget, err})
 	}
 	m.budgets.holds.Store(&all)
+}
+
+// unknownBudget is why nothing of a budget may begin that is not known.
+func unknownBudget(t *tally) error {
+	return sandbox.Errorf(sandbox.ErrExhausted, "budget_unknown", "%s %.70q: it cannot be told what was spent of its budget %s (%s), so nothing of it may run: %s",
+		t.row.Scope, t.row.ID, t.row.Key, t.row.Meter, t.err.Error())
 }
 
 // note keeps what a look decided, with its events.

@@ -189,7 +189,7 @@ func TestCrashInBudgetStop(t *testing.T) {
 					t.Errorf("events %v, want %v", got, want)
 				}
 				now, err := h.Budget(t.Context(), b.Key)
-				if s := spent(t, h, cost.StatementQuery{Owner: "uid:1"}); err != nil || cost.Count(uint64(s.Total.Cost)) != now.Spent {
+				if s := spent(t, h, cost.StatementQuery{Owner: "uid:1"}); err != nil || s.Total.Cost.Spent() != now.Spent {
 					t.Errorf("spent %s, the statement says %s, %v", now.SpentText, s.Total.Cost, err)
 				}
 				if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {
@@ -270,7 +270,7 @@ func TestBudgetsCount(t *testing.T) {
 				if b.Scope == cost.ScopeOwner {
 					q = cost.StatementQuery{Owner: b.ID}
 				}
-				want = cost.Count(uint64(spent(t, h, q).Total.Cost))
+				want = spent(t, h, q).Total.Cost.Spent()
 			}
 			if b.Spent != want || want.IsZero() {
 				t.Errorf("%s %s has spent %s, the statement says %s", b.Scope, b.ID, b.Spent, want)
@@ -411,7 +411,7 @@ func TestBuildsArePaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10"})
-	if want := spent(t, h, cost.StatementQuery{Owner: "uid:1"}).Total.Cost; b.Holds != cost.ActionStop || b.Spent != cost.Count(uint64(want)) || want < 11*cost.Unit {
+	if want := spent(t, h, cost.StatementQuery{Owner: "uid:1"}).Total.Cost; b.Holds != cost.ActionStop || b.Spent != want.Spent() || want.Cmp(cost.SumOf(11*cost.Unit)) < 0 {
 		t.Errorf("%+v, the statement says %s", b, want)
 	}
 	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: buildActor + "uid:1"}); !isSpent(err) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/sandboxd/sandboxd/cost"
@@ -25,7 +26,10 @@ func (m *Manager) openPrices(ctx context.Context) error {
 	if m.prices, err = cost.Reopen(m.cfg.Prices, kept); err != nil {
 		return err
 	}
-	return m.noteBooks(ctx)
+	if err := m.noteBooks(ctx); err != nil {
+		return err
+	}
+	return m.reportQuarantine(ctx)
 }
 
 // noteBooks keeps the price books that have begun: charges are made with them
@@ -79,6 +83,47 @@ func (m *Manager) PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Po
 		m.assess(ctx, func(t *tally, _ time.Time) bool { return t.counts(p) })
 	}
 	return p, err
+}
+
+// CancelEntry takes an entry back for good: every sum, report and budget is as
+// if it had not been. Cancelling it again answers with the same cancellation.
+// ErrNotFound with code entry_not_found.
+func (m *Manager) CancelEntry(ctx context.Context, number int64, reason, actor string) (cost.Posted, error) {
+	ctx = context.WithoutCancel(ctx)
+	m.budgets.posting.RLock()
+	p, existed, err := m.state.CancelEntry(ctx, number, reason, actor, time.Now())
+	m.budgets.posting.RUnlock()
+	if err != nil || existed {
+		return p, err
+	}
+	ev := sandbox.Event{Type: "cost.cancelled", Actor: actor, Data: map[string]string{
+		"entry": strconv.FormatInt(number, 10), "cancellation": strconv.FormatInt(p.Number, 10), "kind": string(p.Kind),
+		"scope": string(p.Scope), "id": p.ID, "amount": p.Charged.String(), "reason": reason,
+	}}
+	if p.Scope == cost.ScopeSandbox {
+		ev.Sandbox = sandbox.ID(p.ID)
+	}
+	m.record(ctx, ev)
+	m.assess(ctx, func(t *tally, _ time.Time) bool {
+		t.built = false // what it added up had the entry
+		return true
+	})
+	return p, nil
+}
+
+// Entry returns an entry. ErrNotFound with code entry_not_found.
+func (m *Manager) Entry(ctx context.Context, number int64) (cost.Posted, error) {
+	return m.state.Entry(ctx, number)
+}
+
+// reportQuarantine tells at start which entries no sum has.
+func (m *Manager) reportQuarantine(ctx context.Context) error {
+	all, err := m.state.Quarantined(ctx, cost.EntryQuery{})
+	for _, e := range all {
+		m.log.WarnContext(ctx, "an entry is beyond the bounds of an entry: no sum has it, and the budgets it is of hold until it is cancelled ('sandbox cost cancel')",
+			"entry", e.Number, "kind", e.Kind, "scope", e.Scope, "id", e.ID, "owner", e.Owner, "amount", e.Charged, "meter", e.Meter, "quantity", e.Quantity)
+	}
+	return err
 }
 
 // inLedger returns the id of a sandbox that ref names, which may have been
@@ -246,15 +291,21 @@ func (m *Manager) addEntries(ctx context.Context, s *statement, q cost.Statement
 		l := s.line(e.Key)
 		switch {
 		case e.Kind == cost.KindRevenue:
-			l.Revenue, err = l.Revenue.Add(e.Amount)
+			l.Revenue = l.Revenue.Add(e.Amount)
 		case e.Meter == "":
-			l.Outside, err = l.Outside.Add(e.Amount)
+			l.Outside = l.Outside.Add(e.Amount)
 		case book == nil:
-			err = l.outside(cost.Charge{Book: e.Book, Meter: e.Meter, Quantity: e.Quantity, Amount: e.Amount})
+			if err := l.outside(cost.Charge{Book: e.Book, Meter: e.Meter, Quantity: e.Quantity, Amount: e.Amount}); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return err
-		}
+	}
+	aside, err := m.state.Quarantined(ctx, eq)
+	if err != nil {
+		return err
+	}
+	for _, e := range aside {
+		s.out.Quarantined = append(s.out.Quarantined, e.Number)
 	}
 	if book == nil {
 		return nil
@@ -276,10 +327,8 @@ func (m *Manager) addEntries(ctx context.Context, s *statement, q cost.Statement
 }
 
 // outside adds the charge of a custom meter.
-func (l *statementLine) outside(c cost.Charge) (err error) {
-	if l.Outside, err = l.Outside.Add(c.Amount); err != nil {
-		return err
-	}
+func (l *statementLine) outside(c cost.Charge) error {
+	l.Outside = l.Outside.Add(c.Amount)
 	return l.bill.Add(c)
 }
 
@@ -290,19 +339,16 @@ func (s *statement) finish() (cost.Statement, error) {
 	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
 		l := s.keys[key]
 		l.Charges = l.bill.Charges()
-		if err := errors.Join(l.Finish(), bill.Add(l.Charges...)); err != nil {
+		l.Finish()
+		if err := bill.Add(l.Charges...); err != nil {
 			return s.out, err
 		}
 		total.Sandboxes += l.Sandboxes
 		total.Meters = total.Meters.Add(l.Meters)
-		for _, sum := range []struct{ into, more *cost.Nano }{{&total.Usage, &l.Usage}, {&total.Outside, &l.Outside}, {&total.Revenue, &l.Revenue}} {
-			var err error
-			if *sum.into, err = sum.into.Add(*sum.more); err != nil {
-				return s.out, err
-			}
-		}
+		total.Usage, total.Outside, total.Revenue = total.Usage.Add(l.Usage), total.Outside.Add(l.Outside), total.Revenue.Add(l.Revenue)
 		s.out.Lines = append(s.out.Lines, l.StatementLine)
 	}
 	total.Charges = bill.Charges()
-	return s.out, total.Finish()
+	total.Finish()
+	return s.out, nil
 }

@@ -75,10 +75,10 @@ func TestStatement(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		l := s.Lines[0]
-		if l.Key != "prj_a" || l.Usage != usage || l.Outside != 5_500+14 || l.Cost != usage+5_514 || l.Revenue != 1_000_000 || l.Profit != 1_000_000-l.Cost || l.Sandboxes != 1 || l.Meters.CPU != cpu {
+		if l.Key != "prj_a" || l.Usage != cost.SumOf(usage) || l.Outside != cost.SumOf(5_500+14) || l.Cost != cost.SumOf(usage+5_514) || l.Revenue != cost.SumOf(1_000_000) || l.Profit != l.Revenue.Sub(l.Cost) || l.Sandboxes != 1 || l.Meters.CPU != cpu {
 			t.Errorf("%+v, want %s of usage", l, usage)
 		}
-		if anew := spent(t, h, cost.StatementQuery{Book: "next", Owner: "uid:1"}); anew.Total.Usage != cost.Nano(cpu*2)+100_000 || anew.Total.Outside != 1_000_000 {
+		if anew := spent(t, h, cost.StatementQuery{Book: "next", Owner: "uid:1"}); anew.Total.Usage != cost.SumOf(cost.Nano(cpu*2)+100_000) || anew.Total.Outside != cost.SumOf(1_000_000) {
 			t.Errorf("anew: %+v", anew.Total)
 		}
 	}
@@ -117,12 +117,12 @@ func TestChangeOfPrices(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := spent(t, h, cost.StatementQuery{From: day(-8), To: day(0)})
-	if s.Total.Usage != 3*1_000_000+5*3_000_000 || len(s.Total.Charges) != 2 {
+	if s.Total.Usage != cost.SumOf(3*1_000_000+5*3_000_000) || len(s.Total.Charges) != 2 {
 		t.Errorf("%+v", s.Total)
 	}
-	var sum cost.Nano
+	var sum cost.Sum
 	for d := -8; d < 0; d++ {
-		sum += spent(t, h, cost.StatementQuery{From: day(d), To: day(d + 1)}).Total.Usage
+		sum = sum.Add(spent(t, h, cost.StatementQuery{From: day(d), To: day(d + 1)}).Total.Usage)
 	}
 	if sum != s.Total.Usage {
 		t.Errorf("the days come to %s, all of them to %s", sum, s.Total.Usage)

@@ -14,7 +14,7 @@ import (
 
 // enforce makes all that lives in a budget's scope be as it must, and reports
 // whether something is not so yet. It waits for none of it.
-func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string) (again bool) {
+func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string, unknown error) (again bool) {
 	for _, x := range m.livingOf(payersBy(b)) {
 		whose := x.payers()
 		x.mu.Lock()
@@ -29,7 +29,7 @@ func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string) (again b
 		}
 		again = true
 		if !busy {
-			m.spawn(func() { m.carryOut(x, do, key) })
+			m.spawn(func() { m.carryOut(x, do, key, unknown) })
 		}
 	}
 	return again
@@ -50,13 +50,16 @@ func wanted(holds cost.Action, s sandbox.Status, byBudget bool) cost.Action {
 
 // carryOut pauses, stops or resumes a sandbox. What does not work is tried again
 // after the next look.
-func (m *Manager) carryOut(x *box, do cost.Action, key string) {
+func (m *Manager) carryOut(x *box, do cost.Action, key string, unknown error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.life), actTimeout)
 	defer cancel()
-	acts := false
+	acts, detail := false, "budget "+key+" was spent"
+	if unknown != nil {
+		detail = "budget " + key + " is not known: " + unknown.Error()
+	}
 	_, err := m.change(ctx, string(x.id), func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		acts = true
-		reason, detail := sandbox.ReasonBudget, "budget "+key+" was spent"
+		reason := sandbox.ReasonBudget
 		// What was found may be over: somebody else had the sandbox until now.
 		switch {
 		case do == cost.ActionPause && sb.Status == sandbox.StatusRunning:

@@ -48,7 +48,7 @@ func TestEntriesFromInside(t *testing.T) {
 		t.Errorf("of one that may not: %s", got)
 	}
 	s := spent(t, h, cost.StatementQuery{By: "sandbox", Project: "prj_a"})
-	if s.Total.Outside != 2*cost.Unit || s.Total.Revenue != cost.Unit/2 || s.Lines[0].Key != string(sb.ID) {
+	if s.Total.Outside != cost.SumOf(2*cost.Unit) || s.Total.Revenue != cost.SumOf(cost.Unit/2) || s.Lines[0].Key != string(sb.ID) {
 		t.Errorf("%+v", s.Total)
 	}
 }

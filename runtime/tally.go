@@ -23,7 +23,7 @@ type tally struct {
 	at    time.Time // when it was built
 	span  cost.Span
 
-	money   cost.Nano  // of what has ended, and from outside
+	money   cost.Sum   // of what has ended, and from outside
 	used    cost.Usage // the same
 	stakes  map[sandbox.ID]*stake
 	counted map[sandbox.ID]bool // among the ended ones, and young
@@ -33,7 +33,9 @@ type tally struct {
 	looked  time.Time
 	next    time.Time // look again then
 	samples []cost.Sample
-	err     error // of the last look
+	err     error     // why the last look did not find what was spent
+	failing time.Time // since when looks have had an error
+	told    bool      // of err, by an event
 }
 
 // stake is a living sandbox, with its totals at the times the tally needs.
@@ -44,6 +46,9 @@ type stake struct {
 
 func newTally(r state.BudgetRow) *tally {
 	t := &tally{row: r, stakes: map[sandbox.ID]*stake{}}
+	if r.Err != nil { // its mark is not known either
+		t.holds = t.row.Strongest()
+	}
 	if r.Mark.Paused { // until it is looked at
 		t.holds = cost.ActionPause
 	}
@@ -69,7 +74,9 @@ func (t *tally) state() cost.BudgetState {
 		StoredBudget: t.row.StoredBudget, LimitText: b.Meter.Format(b.Limit), Spent: t.spent, SpentText: b.Meter.Format(t.spent),
 		Percent: b.Percent(t.spent), Since: t.span.Start, Until: t.span.End, Holds: t.holds, Fired: t.row.Mark.Fired,
 	}
-	if d, ok := b.Forecast(t.samples); ok {
+	if t.err != nil {
+		s.Unknown = t.err.Error()
+	} else if d, ok := b.Forecast(t.samples); ok {
 		secs := int64(d / time.Second)
 		s.ExhaustedIn = &secs
 	}
@@ -138,17 +145,13 @@ func (t *tally) foldEntry(p cost.Posted) error {
 	if p.Meter != "" {
 		used[p.Meter] = p.Quantity
 	}
-	return t.add(p.Charged, used)
+	return t.add(cost.SumOf(p.Charged), used)
 }
 
-func (t *tally) add(money cost.Nano, used cost.Usage) (err error) {
-	sum, err := t.money.Add(money)
-	if err != nil {
-		return err
-	}
+func (t *tally) add(money cost.Sum, used cost.Usage) error {
 	all, err := t.used.Plus(used)
 	if err == nil {
-		t.money, t.used = sum, all
+		t.money, t.used = t.money.Add(money), all
 	}
 	return err
 }
@@ -167,8 +170,12 @@ func (m *Manager) livingOf(of payers) []*box {
 	return slices.DeleteFunc(m.living(), func(x *box) bool { return !of.match(x.payers()) })
 }
 
-// lookAt finds what was spent, decides, and plans the next look.
+// lookAt finds what was spent, decides, and plans the next look. An error means
+// that it is not known what was spent.
 func (m *Manager) lookAt(ctx context.Context, t *tally, net func() map[sandbox.ID]sandbox.NetCounters) error {
+	if t.row.Err != nil {
+		return t.row.Err
+	}
 	now := whole(time.Now())
 	span := t.row.Span(t.row.Mark, now)
 	if !t.built || span != t.span || m.pricesChanged(t.at, now) {
@@ -182,14 +189,12 @@ func (m *Manager) lookAt(ctx context.Context, t *tally, net func() map[sandbox.I
 	for _, s := range t.stakes {
 		amount, more, err := m.charge(t, s, now)
 		if err == nil {
-			money, err = money.Add(amount)
-		}
-		if err == nil {
 			used, err = used.Plus(more)
 		}
 		if err != nil {
 			return err
 		}
+		money = money.Add(amount)
 	}
 	spent, err := t.row.Meter.Spent(used, money)
 	if err != nil {
@@ -197,15 +202,57 @@ func (m *Manager) lookAt(ctx context.Context, t *tally, net func() map[sandbox.I
 	}
 	t.spent, t.holds, t.looked = spent, t.row.Holds(spent), time.Now()
 	t.sample(cost.Sample{At: now, Spent: spent})
-	if err := m.noteBudget(ctx, t, t.row.Decide(t.row.Mark, now, spent)); err != nil {
-		return err
-	}
 	most, err := m.most(t, now)
 	if err != nil {
 		most = cost.MaxQuantity
 	}
 	t.next = t.looked.Add(max(lookApart, t.row.NextLook(t.row.Mark, now, spent, most)))
+	if err := m.noteBudget(ctx, t, t.row.Decide(t.row.Mark, now, spent)); err != nil {
+		// What was spent is known, and is acted upon without its events.
+		m.log.ErrorContext(ctx, "keep what a budget did: tried again soon", "budget", t.row.Key, "err", err)
+		t.next = minTime(t.next, t.looked.Add(time.Second))
+	}
 	return nil
+}
+
+// closeAfter is how long the error of a look may last, of a database that is
+// busy or a disk that is full, until what runs is stopped for it. What may not
+// be added up is stopped for at once.
+const closeAfter = 10 * time.Second
+
+// missed takes in that a look did not find what was spent. A budget that is not
+// known does as if it were all spent.
+func (m *Manager) missed(ctx context.Context, t *tally, err error) {
+	now := time.Now()
+	if t.failing.IsZero() {
+		t.failing = now
+	}
+	t.err, t.next = err, now.Add(time.Second)
+	m.log.ErrorContext(ctx, "look at a budget: tried again soon", "budget", t.row.Key, "err", err)
+	if class := sandbox.ClassOf(err); class == nil && now.Sub(t.failing) < closeAfter {
+		return // nothing new may begin meanwhile: see publishHolds
+	}
+	if t.holds = t.row.Strongest(); !t.told {
+		t.told = true
+		m.tellUnknown(ctx, t, eventBudgetUnknown)
+	}
+}
+
+// found takes in that a look found what was spent.
+func (m *Manager) found(ctx context.Context, t *tally) {
+	if t.told {
+		m.tellUnknown(ctx, t, eventBudgetKnown)
+	}
+	t.err, t.failing, t.told = nil, time.Time{}, false
+}
+
+func (m *Manager) tellUnknown(ctx context.Context, t *tally, what string) {
+	data := budgetData(t.row.StoredBudget)
+	data["holds"] = string(t.holds)
+	if what == eventBudgetUnknown {
+		data["reason"] = t.err.Error()
+	}
+	m.record(ctx, sandbox.Event{Time: time.Now().UTC(), Sandbox: sandboxOf(t.row.Budget), Type: what, Actor: "daemon", Data: data})
 }
 
 // sample keeps a sample for the forecast, every second one of many.
@@ -288,6 +335,7 @@ func (m *Manager) buildTally(ctx context.Context, t *tally, span cost.Span, now 
 		}
 	}
 	fresh.built, fresh.looked, fresh.next = true, t.looked, t.next
+	fresh.err, fresh.failing, fresh.told = t.err, t.failing, t.told
 	*t = *fresh
 	return nil
 }
@@ -303,19 +351,35 @@ func openEnded(pieces []cost.Stretch, end time.Time) []cost.Stretch {
 // addOutside adds what was entered in the period.
 func (m *Manager) addOutside(ctx context.Context, t *tally) error {
 	p := payersBy(t.row.Budget)
-	sums, err := m.state.EntrySums(ctx, "", cost.EntryQuery{
-		From: t.span.Start, Kind: cost.KindCost, Sandbox: p.sandbox, Agent: p.agent, Project: p.project, Owner: p.owner,
-	})
+	q := cost.EntryQuery{From: t.span.Start, Kind: cost.KindCost, Sandbox: p.sandbox, Agent: p.agent, Project: p.project, Owner: p.owner}
+	sums, err := m.state.EntrySums(ctx, "", q)
+	if err == nil {
+		err = m.addSums(t, sums)
+	}
+	if err != nil {
+		return err
+	}
+	aside, err := m.state.Quarantined(ctx, q)
+	for _, e := range aside {
+		if t.row.Meter == cost.MeterMoney || t.row.Meter == e.Meter {
+			return sandbox.Errorf(sandbox.ErrConflict, "entry_quarantined",
+				"entry %d of %s %s (%s, quantity %s) is beyond the bounds of an entry: 'sandbox cost cancel %d' takes it out", e.Number, e.Scope, e.ID, e.Charged, e.Quantity, e.Number)
+		}
+	}
+	return err
+}
+
+func (m *Manager) addSums(t *tally, sums []state.EntrySum) error {
 	for _, e := range sums {
 		used := cost.Usage{}
 		if e.Meter != "" {
 			used[e.Meter] = e.Quantity
 		}
-		if err == nil {
-			err = t.add(e.Amount, used)
+		if err := t.add(e.Amount, used); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // join gives new sandboxes of the scope a stake.
@@ -367,7 +431,7 @@ func (m *Manager) countsNet(meter cost.Meter) bool {
 }
 
 // charge is what a sandbox has used of the tally's period until now.
-func (m *Manager) charge(t *tally, s *stake, now time.Time) (cost.Nano, cost.Usage, error) {
+func (m *Manager) charge(t *tally, s *stake, now time.Time) (cost.Sum, cost.Usage, error) {
 	s.box.meter.mu.Lock()
 	present := s.box.meter.now.Meters
 	s.box.meter.mu.Unlock()
@@ -380,14 +444,14 @@ func (m *Manager) charge(t *tally, s *stake, now time.Time) (cost.Nano, cost.Usa
 }
 
 // chargeAt rates what was used from the beginning of a span until now.
-func chargeAt(pieces []cost.Stretch, span cost.Span, at func(time.Time) sandbox.Meters, now time.Time) (cost.Nano, cost.Usage, error) {
+func chargeAt(pieces []cost.Stretch, span cost.Span, at func(time.Time) sandbox.Meters, now time.Time) (cost.Sum, cost.Usage, error) {
 	charges, err := cost.ChargePieces(pieces, func(x time.Time) cost.Usage { return cost.UsageOf(at(x)) })
 	if err != nil {
-		return 0, nil, err
+		return cost.Sum{}, nil, err
 	}
 	var bill cost.Bill
 	if err := bill.Add(charges...); err != nil {
-		return 0, nil, err
+		return cost.Sum{}, nil, err
 	}
 	used := cost.UsageOf(at(now))
 	if !span.Start.IsZero() {
@@ -456,7 +520,7 @@ func (m *Manager) most(t *tally, now time.Time) (cost.Quantity, error) {
 		cost.MeterNetIn: cost.Count(min(all.net, mostNet)), cost.MeterNetOut: cost.Count(min(all.net, mostNet)),
 		cost.MeterRunning: cost.Count(1000 * running), cost.MeterPaused: cost.Count(1000 * paused), cost.MeterStopped: cost.Count(1000 * stopped),
 	}
-	var money cost.Nano
+	var money cost.Sum
 	if b, ok := m.prices.At(now); ok && t.row.Meter == cost.MeterMoney {
 		var err error
 		if money, err = b.Most(u); err != nil {

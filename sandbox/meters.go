@@ -1,5 +1,7 @@
 package sandbox
 
+import "math"
+
 import "time"
 
 // Meters are what a sandbox used since it was created. They are whole numbers
@@ -43,9 +45,22 @@ func MetersOf(v [MeterCount]int64) Meters {
 func (m Meters) Add(o Meters) Meters {
 	v, w := m.Values(), o.Values()
 	for i := range v {
-		v[i] += w[i]
+		v[i] = AddHeld(v[i], w[i])
 	}
 	return MetersOf(v)
+}
+
+// AddHeld returns a + b, or the bound of 64 bits where that does not fit: what
+// is counted against a limit must not wrap round to nothing.
+func AddHeld(a, b int64) int64 {
+	sum := a + b
+	switch {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	}
+	return sum
 }
 
 // Less returns what m has more than o.

@@ -5,17 +5,16 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 const (
-	sqlBudgetOf  = `SELECT record, mark FROM budgets WHERE scope = ? AND target = ? AND meter = ? AND period = ?`
+	sqlBudgetOf  = `SELECT id, scope, target, meter, period, record, mark FROM budgets WHERE scope = ? AND target = ? AND meter = ? AND period = ?`
 	sqlPutBudget = `INSERT INTO budgets (id, scope, target, meter, period, record) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 		ON CONFLICT (id) DO UPDATE SET record = ?6`
-	sqlBudgets      = `SELECT record, mark FROM budgets ORDER BY id`
+	sqlBudgets      = `SELECT id, scope, target, meter, period, record, mark FROM budgets ORDER BY id`
 	sqlKeepMark     = `UPDATE budgets SET mark = ?2 WHERE id = ?1`
 	sqlDeleteBudget = `DELETE FROM budgets WHERE id = ?`
 )
@@ -24,6 +23,7 @@ const (
 type BudgetRow struct {
 	cost.StoredBudget
 	Mark cost.Mark
+	Err  error // the row cannot be read: only its key, target, meter and period are known
 }
 
 func budgetNotFound(key string) error {
@@ -98,13 +98,21 @@ func (d *DB) DeleteBudget(ctx context.Context, key string) error {
 	})
 }
 
+// scanBudget reads a row. One that says nothing, or nothing valid, is told in
+// its Err: it must not keep others from being read.
 func scanBudget(row scanner) (b BudgetRow, err error) {
 	var record, mark []byte
-	if err := row.Scan(&record, &mark); err != nil {
+	var key, scope, target, meter, period string
+	if err := row.Scan(&key, &scope, &target, &meter, &period, &record, &mark); err != nil {
 		return b, err
 	}
-	if err := errors.Join(json.Unmarshal(record, &b.StoredBudget), json.Unmarshal(mark, &b.Mark)); err != nil {
-		return b, fmt.Errorf("reading a budget: %w", err)
+	if b.Err = errors.Join(json.Unmarshal(record, &b.StoredBudget), json.Unmarshal(mark, &b.Mark)); b.Err == nil && len(b.At) == 0 {
+		b.Err = errors.New("it has no thresholds")
 	}
+	if b.Err != nil {
+		b.Err = sandbox.Errorf(sandbox.ErrConflict, "budget_unreadable", "its record in the database is damaged: set it anew, or remove it: %w", b.Err)
+		b.Mark, b.At = cost.Mark{}, cost.DefaultThresholds()
+	}
+	b.Key, b.Scope, b.ID, b.Meter, b.Period = key, cost.Scope(scope), target, cost.Meter(meter), cost.Period(period)
 	return b, nil
 }

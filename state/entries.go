@@ -13,11 +13,26 @@ import (
 )
 
 const (
-	entryColumns = `number, scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project`
-	sqlEntry     = `SELECT ` + entryColumns + ` FROM entries WHERE scope = ? AND target = ? AND key = ?`
-	sqlUpTo      = `SELECT upto FROM entries WHERE scope = ? AND target = ? AND meter = ? AND book = ? AND meter <> '' ORDER BY number DESC LIMIT 1`
-	sqlPutEntry  = `INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto)
+	entryColumns = `e.number, e.scope, e.target, e.key, e.kind, e.at, e.amount, e.meter, e.quantity, e.book, e.note, e.actor, e.owner, e.project,
+		coalesce(e.cancels, 0), coalesce(e.made_at, 0), coalesce((SELECT c.number FROM entries c WHERE c.cancels = e.number), 0), e.beyond`
+	sqlEntry         = `SELECT ` + entryColumns + ` FROM entries e WHERE e.scope = ? AND e.target = ? AND e.key = ?`
+	sqlEntryNumbered = `SELECT ` + entryColumns + ` FROM entries e WHERE e.number = ?`
+	sqlPutEntry      = `INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto)
 		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number`
+	sqlCancelEntry = `INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto, cancels, made_at)
+		SELECT scope, target, 'cancel ' || number, kind, at, -max(amount, -9223372036854775807), meter, -max(quantity, -9223372036854775807), book, ?2, ?3, owner, project, 0, number, ?4
+		FROM entries WHERE number = ?1 RETURNING number`
+
+	ofOneTotal    = ` WHERE scope = ? AND target = ? AND kind = ? AND meter = ? AND book = ?`
+	sqlEntryTotal = `SELECT amount, quantity FROM entry_totals` + ofOneTotal
+	sqlPutTotal   = `INSERT INTO entry_totals (amount, quantity, scope, target, kind, meter, book) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+		ON CONFLICT DO UPDATE SET amount = ?1, quantity = ?2`
+
+	// splitSums add up amounts and quantities in halves, which cannot overflow
+	// as sum(amount) can; cost.SplitSum joins them.
+	splitSums      = `sum(amount >> 32), sum(amount & 4294967295), sum(quantity >> 32), sum(quantity & 4294967295)`
+	sqlSumOfTarget = `SELECT coalesce(sum(amount >> 32), 0), coalesce(sum(amount & 4294967295), 0), coalesce(sum(quantity >> 32), 0), coalesce(sum(quantity & 4294967295), 0)
+		FROM entries` + ofOneTotal + ` AND NOT beyond`
 )
 
 // PutEntry takes an entry in, once for its key: existed reports that it was
@@ -26,7 +41,8 @@ const (
 // does. On disk when it returns.
 //
 // ErrConflict with code idempotency_mismatch; ErrNotFound for a sandbox nobody
-// has heard of; ErrInvalid with code unknown_meter; ErrTooLarge.
+// has heard of; ErrInvalid with code unknown_meter; ErrTooLarge with code
+// entry_too_large or entries_too_large.
 func (d *DB) PutEntry(ctx context.Context, e cost.Entry, book *cost.Book, actor string) (p cost.Posted, existed bool, err error) {
 	if err := e.Validate(); err != nil {
 		return p, false, err
@@ -76,47 +92,151 @@ func (t *tx) post(e cost.Entry, book *cost.Book, actor string) (p cost.Posted, e
 	case cost.ScopeOwner:
 		p.Owner = e.ID
 	}
-	var upto, quantity int64
 	if e.Meter != "" {
 		if err := e.Check(book); err != nil {
 			return p, err
 		}
 		p.Book = book.Version
-		if upto, quantity, p.Charged, err = t.charge(e, book); err != nil {
-			return p, err
-		}
 	}
-	n, err := t.number(sqlPutEntry, string(e.Scope), e.ID, e.Key, string(e.Kind), e.At.UnixMilli(), int64(p.Charged), string(e.Meter), quantity, p.Book,
-		e.Note, actor, p.Owner, p.Project, upto)
+	amount, quantity, err := t.entryTotal(p)
+	if err != nil {
+		return p, err
+	}
+	upto, err := quantity.Add(e.Quantity)
+	charged := cost.SumOf(e.Amount)
+	if err == nil && e.Meter != "" { // counted on from the target's last one
+		charged, err = book.Charge(e.Meter, quantity, upto)
+	}
+	if err == nil {
+		err = cost.CheckCharge(charged)
+	}
+	if err == nil {
+		err = cost.CheckEntries(amount.Add(charged), upto)
+	}
+	if err != nil {
+		return p, err
+	}
+	p.Charged, _ = charged.Nano()
+	more, _ := e.Quantity.Uint64() // within the bounds of an entry, as upto is in those of all
+	counted, _ := upto.Uint64()
+	n, err := t.number(sqlPutEntry, string(e.Scope), e.ID, e.Key, string(e.Kind), e.At.UnixMilli(), int64(p.Charged), string(e.Meter), int64(more), p.Book,
+		e.Note, actor, p.Owner, p.Project, int64(counted))
 	p.Number = int64(n)
+	if err == nil {
+		err = t.putEntryTotal(p, amount.Add(charged), upto)
+	}
 	return p, err
 }
 
-// charge prices a quantity, counted on from the target's last one.
-func (t *tx) charge(e cost.Entry, book *cost.Book) (upto, quantity int64, amount cost.Nano, err error) {
-	found, err := t.row(sqlUpTo, string(e.Scope), e.ID, string(e.Meter), book.Version)
+// entryTotal returns what the entries beside p come to, of the same target,
+// kind, meter and book.
+func (t *tx) entryTotal(p cost.Posted) (amount cost.Sum, quantity cost.Quantity, err error) {
+	of := []any{string(p.Scope), p.ID, string(p.Kind), string(p.Meter), p.Book}
+	found, err := t.row(sqlEntryTotal, of...)
 	if err == nil {
-		err = found.Scan(&upto)
+		var sum, count string
+		if err = found.Scan(&sum, &count); err != nil {
+			return amount, quantity, err
+		}
+		return amount, quantity, errors.Join(amount.UnmarshalText([]byte(sum)), quantity.UnmarshalText([]byte(count)))
 	}
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return 0, 0, 0, err
+	if errors.Is(err, sql.ErrNoRows) { // the first since there are totals
+		if found, err = t.row(sqlSumOfTarget, of...); err == nil {
+			amount, quantity, err = scanSums(found)
+		}
 	}
-	n, fits := e.Quantity.Uint64()
-	if !fits || n > math.MaxInt64-uint64(upto) {
-		return 0, 0, 0, sandbox.Errorf(sandbox.ErrTooLarge, "quantity_too_large", "%s of %s: all entries of one target together must stay below 2^63", e.Quantity, e.Meter)
+	return amount, quantity, err
+}
+
+func (t *tx) putEntryTotal(p cost.Posted, amount cost.Sum, quantity cost.Quantity) error {
+	_, err := t.exec(sqlPutTotal, amount.String(), quantity.String(), string(p.Scope), p.ID, string(p.Kind), string(p.Meter), p.Book)
+	return err
+}
+
+// scanSums reads splitSums, behind other columns.
+func scanSums(row scanner, dest ...any) (amount cost.Sum, quantity cost.Quantity, err error) {
+	var n [4]int64
+	for i := range n {
+		dest = append(dest, &n[i])
 	}
-	before := cost.Count(uint64(upto))
-	upto += int64(n)
-	amount, err = book.Charge(e.Meter, before, cost.Count(uint64(upto)))
-	return upto, int64(n), amount, err
+	err = row.Scan(dest...)
+	return cost.SplitSum(n[0], n[1]), cost.SplitSum(n[2], n[3]).Spent(), err
+}
+
+// Entry returns an entry by its number. ErrNotFound with code entry_not_found.
+func (d *DB) Entry(ctx context.Context, number int64) (cost.Posted, error) {
+	found, err := d.first(ctx, sqlEntryNumbered, number)
+	if errors.Is(err, sql.ErrNoRows) {
+		return cost.Posted{}, cost.EntryNotFound(number)
+	}
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	return scanEntry(found)
+}
+
+// CancelEntry writes the opposite of an entry, once: existed reports that it
+// was cancelled before, and p is that cancellation. On disk when it returns.
+// ErrNotFound; ErrConflict with code entry_is_cancellation.
+func (d *DB) CancelEntry(ctx context.Context, number int64, reason, actor string, at time.Time) (p cost.Posted, existed bool, err error) {
+	if err := cost.ValidateReason(reason); err != nil {
+		return p, false, err
+	}
+	err = d.write(ctx, func(t *tx) error {
+		if err := t.mustLast(); err != nil {
+			return err
+		}
+		e, err := t.entryNumbered(number)
+		switch {
+		case err != nil:
+			return err
+		case e.Cancels != 0:
+			return sandbox.Errorf(sandbox.ErrConflict, "entry_is_cancellation", "entry %d cancels entry %d and cannot be cancelled: enter the amount anew", number, e.Cancels)
+		case e.CancelledBy != 0:
+			existed = true
+			p, err = t.entryNumbered(e.CancelledBy)
+			return err
+		}
+		amount, quantity, err := t.entryTotal(e)
+		if err != nil {
+			return err
+		}
+		n, err := t.number(sqlCancelEntry, number, reason, actor, at.UnixMilli())
+		if err == nil && !e.Quarantined {
+			err = t.putEntryTotal(e, amount.Sub(cost.SumOf(e.Charged)), quantity.Less(e.Quantity))
+		}
+		if err == nil {
+			p, err = t.entryNumbered(int64(n))
+		}
+		return err
+	})
+	return p, existed, err
+}
+
+func (t *tx) entryNumbered(number int64) (cost.Posted, error) {
+	found, err := t.row(sqlEntryNumbered, number)
+	if errors.Is(err, sql.ErrNoRows) {
+		return cost.Posted{}, cost.EntryNotFound(number)
+	}
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	return scanEntry(found)
 }
 
 func scanEntry(row scanner) (p cost.Posted, err error) {
 	var scope, kind, meter string
-	var at, amount, quantity int64
-	err = row.Scan(&p.Number, &scope, &p.ID, &p.Key, &kind, &at, &amount, &meter, &quantity, &p.Book, &p.Note, &p.Actor, &p.Owner, &p.Project)
+	var at, amount, quantity, made, beyond int64
+	err = row.Scan(&p.Number, &scope, &p.ID, &p.Key, &kind, &at, &amount, &meter, &quantity, &p.Book, &p.Note, &p.Actor, &p.Owner, &p.Project,
+		&p.Cancels, &made, &p.CancelledBy, &beyond)
 	p.Scope, p.Kind, p.Meter, p.At = cost.Scope(scope), cost.Kind(kind), cost.Meter(meter), time.UnixMilli(at).UTC()
-	p.Charged, p.Quantity = cost.Nano(amount), cost.Count(uint64(max(quantity, 0)))
+	if made != 0 {
+		p.MadeAt = time.UnixMilli(made).UTC()
+	}
+	if quantity < 0 { // of a cancellation, whose amount has the sign
+		quantity = -max(quantity, -math.MaxInt64)
+	}
+	p.Charged, p.Quantity, p.Quarantined = cost.Nano(amount), cost.Count(uint64(quantity)), beyond != 0
 	if p.Meter == "" {
 		p.Amount = p.Charged
 	}
@@ -164,28 +284,27 @@ type EntrySum struct {
 	Kind     cost.Kind
 	Book     string
 	Meter    cost.Meter
-	Amount   cost.Nano
+	Amount   cost.Sum
 	Quantity cost.Quantity
 }
 
-// EntrySums adds entries up by a key as UsageReport's. Those of a project or
-// an owner are of no sandbox, image or label.
+// EntrySums adds entries up by a key as UsageReport's, without those in
+// quarantine. Those of a project or an owner are of no sandbox, image or label.
 func (d *DB) EntrySums(ctx context.Context, by string, q cost.EntryQuery) ([]EntrySum, error) {
 	key, label, err := entryKey(by)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.kind, e.book, e.meter, sum(e.amount), sum(e.quantity)
+	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.kind, e.book, e.meter, `+splitSums+`
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
+		WHERE NOT e.beyond AND `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY k, e.kind, e.book, e.meter`, append(entriesArgs(q), label)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}
 	all, err := drain(rows, func(row scanner) (s EntrySum, err error) {
 		var kind, meter string
-		var amount, quantity int64
-		err = row.Scan(&s.Key, &kind, &s.Book, &meter, &amount, &quantity)
-		s.Kind, s.Meter, s.Amount, s.Quantity = cost.Kind(kind), cost.Meter(meter), cost.Nano(amount), cost.Count(uint64(max(quantity, 0)))
+		s.Amount, s.Quantity, err = scanSums(row, &s.Key, &kind, &s.Book, &meter)
+		s.Kind, s.Meter = cost.Kind(kind), cost.Meter(meter)
 		return s, err
 	})
 	return all, translate(err)
@@ -210,19 +329,34 @@ func (d *DB) MeteredEntries(ctx context.Context, by string, q cost.EntryQuery) (
 		from = q.From.UnixMilli()
 	}
 	q.From = time.Time{}
-	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.meter, sum(CASE WHEN e.at < ?9 THEN e.quantity ELSE 0 END), sum(e.quantity)
+	rows, err := d.reader.QueryContext(ctx, `SELECT `+key+` AS k, e.meter, sum(CASE WHEN e.at < ?9 THEN e.quantity >> 32 ELSE 0 END), sum(CASE WHEN e.at < ?9 THEN e.quantity & 4294967295 ELSE 0 END),
+		sum(e.quantity >> 32), sum(e.quantity & 4294967295)
 		FROM entries e LEFT JOIN ledger l ON e.scope = 'sandbox' AND l.sandbox = e.target
-		WHERE e.meter <> '' AND `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
+		WHERE e.meter <> '' AND NOT e.beyond AND `+entriesWhere(q)+` AND ?8 IS NOT NULL GROUP BY e.scope, e.target, e.meter`, append(entriesArgs(q), label, from)...)
 	if err != nil {
 		return nil, fmt.Errorf("adding up entries: %w", translate(err))
 	}
 	all, err := drain(rows, func(row scanner) (v Metered, err error) {
 		var meter string
-		var before, upto int64
-		err = row.Scan(&v.Key, &meter, &before, &upto)
-		v.Meter, v.Before, v.Upto = cost.Meter(meter), cost.Count(uint64(max(before, 0))), cost.Count(uint64(max(upto, 0)))
+		before, upto, err := scanSums(row, &v.Key, &meter)
+		v.Meter, v.Before, v.Upto = cost.Meter(meter), before.Spent(), upto
 		return v, err
 	})
+	return all, translate(err)
+}
+
+// maxQuarantined is how many entries in quarantine are listed.
+const maxQuarantined = 100
+
+// Quarantined lists entries beyond the bounds of an entry that nobody has
+// cancelled, the oldest first, at most 100: no sum has them.
+func (d *DB) Quarantined(ctx context.Context, q cost.EntryQuery) ([]cost.Posted, error) {
+	rows, err := d.reader.QueryContext(ctx, `SELECT `+entryColumns+` FROM entries e INDEXED BY entries_beyond WHERE e.beyond AND e.cancels IS NULL
+		AND NOT EXISTS (SELECT 1 FROM entries c WHERE c.cancels = e.number) AND `+entriesWhere(q)+` ORDER BY e.number LIMIT ?8`, append(entriesArgs(q), maxQuarantined)...)
+	if err != nil {
+		return nil, translate(err)
+	}
+	all, err := drain(rows, scanEntry)
 	return all, translate(err)
 }
 

@@ -185,7 +185,7 @@ func TestLabFixture(t *testing.T) {
 		t.Errorf("promotions %+v, %v", running, err)
 	}
 	evaluations, err := d.Evaluations(ctx, p.ID, 1)
-	if err != nil || len(evaluations) != 1 || evaluations[0].Recommendation != project.Recommend || evaluations[0].Inputs.Total.Profit != cost.Unit {
+	if err != nil || len(evaluations) != 1 || evaluations[0].Recommendation != project.Recommend || evaluations[0].Inputs.Total.Profit != cost.SumOf(cost.Unit) {
 		t.Errorf("evaluations %+v, %v", evaluations, err)
 	}
 	if experiments, err := d.Experiments(ctx, p.ID); err != nil || len(experiments) != 1 {

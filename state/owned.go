@@ -33,10 +33,12 @@ const (
 	sqlOwnAgent        = `SELECT record FROM agents WHERE id = ?1 AND project <> '' AND project IN (SELECT id FROM projects WHERE owner = ?2)`
 
 	// Sandboxes of a build belong to build:OWNER.
-	sqlHeld = `SELECT count(*), coalesce(sum(spec ->> '$.limits.cpus'), 0), coalesce(sum(spec ->> '$.limits.memory_bytes'), 0), coalesce(sum(spec ->> '$.limits.disk_bytes'), 0)
+	// total() adds up without overflow, and is exact to 2^53; what is beyond
+	// 2^63 stays at 9e18, more than any quota.
+	sqlHeld = `SELECT count(*), total(spec ->> '$.limits.cpus'), CAST(min(total(spec ->> '$.limits.memory_bytes'), 9e18) AS INTEGER), CAST(min(total(spec ->> '$.limits.disk_bytes'), 9e18) AS INTEGER)
 		FROM sandboxes WHERE owner IN (?1, 'build:' || ?1) AND status NOT IN ('completed', 'failed')`
-	sqlHeldStored = `SELECT coalesce((SELECT sum(record ->> '$.size_bytes') FROM volumes WHERE record ->> '$.owner' = ?1), 0)
-		+ coalesce((SELECT sum(record ->> '$.size_bytes') FROM snapshots WHERE owner = ?1 AND status = 'ready'), 0)`
+	sqlHeldStored = `SELECT CAST(min((SELECT total(record ->> '$.size_bytes') FROM volumes WHERE record ->> '$.owner' = ?1)
+		+ (SELECT total(record ->> '$.size_bytes') FROM snapshots WHERE owner = ?1 AND status = 'ready'), 9e18) AS INTEGER)`
 	sqlKeyUsed = `SELECT 1 FROM idempotency WHERE owner = ? AND key = ?`
 )
 
@@ -203,7 +205,7 @@ func (d *DB) Held(ctx context.Context, owner string) (h access.Held, err error) 
 		return h, translate(err)
 	}
 	err = d.reader.QueryRowContext(ctx, sqlHeldStored, owner).Scan(&stored)
-	h.DiskBytes += stored
+	h.DiskBytes = sandbox.AddHeld(h.DiskBytes, stored)
 	return h, translate(err)
 }
 

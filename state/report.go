@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -47,12 +48,17 @@ func (d *DB) UsageReport(ctx context.Context, q sandbox.UsageQuery) (sandbox.Usa
 	}
 	out := sandbox.UsageReport{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(q.To.UnixMilli()).UTC(), By: q.By}
 	out.Lines, err = drain(rows, func(row scanner) (l sandbox.UsageLine, err error) {
+		var halves [sandbox.MeterCount][2]int64
 		var v [sandbox.MeterCount]int64
 		dest := []any{&l.Key, &l.Sandboxes}
-		for i := range v {
-			dest = append(dest, &v[i])
+		for i := range halves {
+			dest = append(dest, &halves[i][0], &halves[i][1])
 		}
 		err = row.Scan(dest...)
+		for i, h := range halves { // what does not fit stays at the bound
+			n, _ := cost.SplitSum(h[0], h[1]).Nano()
+			v[i] = int64(n)
+		}
 		l.Meters = sandbox.MetersOf(v)
 		return l, err
 	})
@@ -85,7 +91,7 @@ func reportKey(by string) (expr, label string, err error) {
 func reportQuery(key string) string {
 	var sums, values strings.Builder
 	for _, c := range meterColumns {
-		fmt.Fprintf(&sums, ", sum(%[1]s)", c)
+		fmt.Fprintf(&sums, ", sum(%[1]s >> 32), sum(%[1]s & 4294967295)", c) // see splitSums
 		fmt.Fprintf(&values, ",\n\t\t%s - %s AS %s", until("a2", "b2", "?2", c), until("a1", "b1", "?1", c), c)
 	}
 	return `SELECT key, count(*)` + sums.String() + ` FROM (

@@ -31,6 +31,12 @@ func (c *Client) PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Pos
 	return post[cost.Posted](ctx, c, path(where), req, header)
 }
 
+// CancelEntry cancels a cost or a revenue by its number, and returns the
+// cancellation; again, the same.
+func (c *Client) CancelEntry(ctx context.Context, number int64, reason string) (cost.Posted, error) {
+	return post[cost.Posted](ctx, c, path("costs", strconv.FormatInt(number, 10), "cancel"), api.CancelEntryRequest{Reason: reason}, nil)
+}
+
 // Entries goes through costs and revenue from outside, the newest first, page
 // by page; q.Limit bounds how many, if set.
 func (c *Client) Entries(ctx context.Context, q cost.EntryQuery) iter.Seq2[cost.Posted, error] {

@@ -36,7 +36,7 @@ var least = map[access.Role]string{
 		run run-stream exec exec-stream start-process signal-process attach write-file remove-file make-dir move-file chmod-file put-archive
 		set-network set-network-fault clear-network-fault publish-port unpublish-port set-port-token remove-port-token connect-port
 		import-image build-image pull-image push-image export-image tag-image remove-image create-volume change-volume remove-volume
-		set-secret remove-secret set-template remove-template create-webhook remove-webhook test-webhook retry-dead-letters add-cost add-revenue set-budget remove-budget
+		set-secret remove-secret set-template remove-template create-webhook remove-webhook test-webhook retry-dead-letters add-cost add-revenue cancel-entry set-budget remove-budget
 		create-project change-project remove-project kill-project enter-money deploy-agent set-agent remove-agent
 		start-experiment complete-experiment evaluate-project POST/mcp GET/mcp`,
 	access.RoleOperator: `doctor pool get-build-cache list-production-agents prune-images prune-build-cache promote-project

@@ -18,6 +18,10 @@ type Costs interface {
 	Prices(ctx context.Context) ([]cost.Book, error)
 	// PostEntry takes an entry in, once for its key; without one each time.
 	PostEntry(ctx context.Context, req cost.EntryRequest) (cost.Posted, error)
+	// Entry returns the entry of a number.
+	Entry(ctx context.Context, number int64) (cost.Posted, error)
+	// CancelEntry writes the opposite of an entry, once, and returns it.
+	CancelEntry(ctx context.Context, number int64, reason, actor string) (cost.Posted, error)
 	// Entries lists the newest first.
 	Entries(ctx context.Context, q cost.EntryQuery) ([]cost.Posted, error)
 	Statement(ctx context.Context, q cost.StatementQuery) (cost.Statement, error)
@@ -40,6 +44,16 @@ type (
 		Book string `query:"book" maxLength:"63" doc:"Rate all anew with this price book."`
 	}
 )
+
+// EntryTarget is the path of one entry.
+type EntryTarget struct {
+	Entry int64 `path:"entry" minimum:"1" doc:"Its number."`
+}
+
+type cancelEntryInput struct {
+	EntryTarget
+	Body api.CancelEntryRequest
+}
 
 // SpanInput is a span of time and whose it is.
 type SpanInput struct {
@@ -74,6 +88,12 @@ func (s *server) costRoutes() {
 			return wrap(s.m.PostEntry(ctx, req))
 		})
 	}
+	register(s, huma.Operation{
+		OperationID: "cancel-entry", Method: http.MethodPost, Path: "/v1/costs/{entry}/cancel", DefaultStatus: http.StatusOK,
+		Summary: "Cancel a cost or a revenue: sums and budgets are as if it had not been; again is the same", Tags: []string{"costs"},
+	}, func(ctx context.Context, in *cancelEntryInput) (*result[cost.Posted], error) {
+		return wrap(s.m.CancelEntry(ctx, in.Entry, in.Body.Reason, actorOf(ctx)))
+	})
 	register(s, huma.Operation{
 		OperationID: "list-costs", Method: http.MethodGet, Path: "/v1/costs",
 		Summary: "List costs and revenue from outside, newest first", Tags: []string{"costs"},

@@ -23,7 +23,7 @@ var routes = []string{
 	"GET /healthz", "GET /v1/version", "GET /v1/doctor", "GET /v1/events",
 	"GET /v1/sandboxes", "POST /v1/sandboxes", "GET /v1/sandboxes/{ref}", "PATCH /v1/sandboxes/{ref}", "DELETE /v1/sandboxes/{ref}",
 	"POST /v1/sandboxes/{ref}/pause", "POST /v1/sandboxes/{ref}/resume", "POST /v1/sandboxes/{ref}/stop", "POST /v1/sandboxes/{ref}/start", "POST /v1/sandboxes/{ref}/reset", "PUT /v1/sandboxes/{ref}/network", "GET /v1/pool", "GET /v1/usage",
-	"GET /v1/prices", "POST /v1/costs", "POST /v1/revenue", "GET /v1/costs", "GET /v1/costs/report",
+	"GET /v1/prices", "POST /v1/costs", "POST /v1/costs/{entry}/cancel", "POST /v1/revenue", "GET /v1/costs", "GET /v1/costs/report",
 	"POST /v1/budgets", "GET /v1/budgets", "GET /v1/budgets/{budget}", "DELETE /v1/budgets/{budget}",
 	"PUT /v1/sandboxes/{ref}/network/fault", "GET /v1/sandboxes/{ref}/network/fault", "DELETE /v1/sandboxes/{ref}/network/fault",
 	"POST /v1/sandboxes/{ref}/snapshots", "GET /v1/snapshots", "GET /v1/snapshots/{ref}", "DELETE /v1/snapshots/{ref}",

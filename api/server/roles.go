@@ -49,7 +49,7 @@ var rules = func() map[string]rulebook {
 			"import-image", "build-image", "pull-image", "push-image", "export-image", "tag-image", "remove-image",
 			"create-volume", "change-volume", "remove-volume", "set-secret", "remove-secret",
 			"create-webhook", "remove-webhook", "test-webhook", "retry-dead-letters",
-			"add-cost", "add-revenue", "set-budget", "remove-budget",
+			"add-cost", "add-revenue", "cancel-entry", "set-budget", "remove-budget",
 			"create-project", "change-project", "remove-project", "kill-project", "enter-money",
 			"deploy-agent", "set-agent", "remove-agent", "start-experiment", "complete-experiment", "evaluate-project",
 		}},

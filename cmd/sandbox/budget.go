@@ -169,14 +169,24 @@ func (c *cli) budgetShowCmd() *cobra.Command {
 func budgetTable(w io.Writer, all []cost.BudgetState) error {
 	return columns(w, "BUDGET\tOF\tMETER\tSPENT\tLIMIT\tPER\t%\tHOLDS", func(row func(string, ...any)) {
 		for _, s := range all {
-			row("%s\t%s %s\t%s\t%s\t%s\t%s\t%d\t%s", s.Key, s.Scope, s.ID, s.Meter, s.SpentText, s.LimitText, s.Period, s.Percent, dash(string(s.Holds)))
+			row("%s\t%s %s\t%s\t%s\t%s\t%s\t%d\t%s", s.Key, s.Scope, s.ID, s.Meter, s.SpentText, s.LimitText, s.Period, s.Percent, dash(holdsText(s)))
 		}
 	})
+}
+
+// holdsText says what a budget holds, and whether for what is not known.
+func holdsText(s cost.BudgetState) string {
+	if s.Unknown != "" {
+		return strings.TrimSpace(string(s.Holds) + " (spent unknown)")
+	}
+	return string(s.Holds)
 }
 
 // forecast says in words how long the rest lasts.
 func forecast(s cost.BudgetState) string {
 	switch {
+	case s.Unknown != "":
+		return "it cannot be told what was spent: " + plain(s.Unknown)
 	case s.ExhaustedIn == nil && !s.Until.IsZero():
 		return "not exhausted before " + s.Until.UTC().Format(time.RFC3339) + " at this rate"
 	case s.ExhaustedIn == nil:

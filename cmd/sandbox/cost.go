@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +21,7 @@ func (c *cli) costCmd() *cobra.Command {
 		Long: `Costs are what the daemon counted, rated with the price books of its
 configuration, and what is entered from outside, as model tokens.`,
 	}
-	cmd.AddCommand(c.entryAddCmd(cost.KindCost), c.entryLsCmd(), c.costReportCmd(), c.pricesCmd())
+	cmd.AddCommand(c.entryAddCmd(cost.KindCost), c.entryLsCmd(), c.entryCancelCmd(), c.costReportCmd(), c.pricesCmd())
 	return cmd
 }
 
@@ -57,7 +57,7 @@ func (c *cli) entryAddCmd(kind cost.Kind) *cobra.Command {
 		Use: "add [flags] [SANDBOX]", Short: "Enter a cost: an amount, or a quantity of a custom meter",
 		Long: `Enter a cost from outside, of a sandbox, a project or an owner: an amount, or a
 quantity of a custom meter that the price book in force has a price for. Entries
-stay: an amount below zero takes one back. With --key the same entry is taken
+stay: 'sandbox cost cancel' takes one back. With --key the same entry is taken
 once, however often it is sent.`,
 		Example: `  sandbox cost add dev --meter model.tokens --qty 1200
   sandbox cost add --project prj_shop --amount 4.99 --note 'domain name' --key order-1881`,
@@ -106,7 +106,7 @@ once, however often it is sent.`,
 	}
 	cmd.Short = "Enter an amount earned"
 	cmd.Long = `Enter what a sandbox, a project or an owner earned. Entries stay: an amount below
-zero pays back. With --key the same entry is taken once, however often it is sent.`
+zero pays back, and 'sandbox cost cancel' takes one back. With --key the same entry is taken once, however often it is sent.`
 	cmd.Example = "  sandbox revenue add dev --amount 12.5 --key invoice-7"
 	return cmd
 }
@@ -139,13 +139,13 @@ func (c *cli) entryLsCmd() *cobra.Command {
 				all = append(all, e)
 			}
 			return c.show(all, func(w io.Writer) error {
-				return columns(w, "WHEN\tKIND\tFOR\tAMOUNT\tOF\tNOTE", func(row func(string, ...any)) {
+				return columns(w, "ENTRY\tWHEN\tKIND\tFOR\tAMOUNT\tOF\tSTATE\tNOTE", func(row func(string, ...any)) {
 					for _, e := range all {
 						of := ""
 						if e.Meter != "" {
 							of = e.Quantity.String() + " " + string(e.Meter)
 						}
-						row("%s\t%s\t%s %s\t%s\t%s\t%s", ago(e.At), e.Kind, e.Scope, e.ID, e.Charged, dash(of), dash(plain(e.Note)))
+						row("%d\t%s\t%s\t%s %s\t%s\t%s\t%s\t%s", e.Number, ago(e.At), e.Kind, e.Scope, e.ID, e.Charged, dash(of), dash(entryState(e)), dash(plain(e.Note)))
 					}
 				})
 			})
@@ -155,6 +155,56 @@ func (c *cli) entryLsCmd() *cobra.Command {
 	cmd.Flags().StringVar(&kind, "kind", "", "cost or revenue (default: both)")
 	spanFlags(cmd, &from, &to)
 	cmd.Flags().IntVarP(&most, "limit", "n", 100, "at most this many; 0: all")
+	return cmd
+}
+
+// entryState says what became of an entry.
+func entryState(e cost.Posted) string {
+	switch {
+	case e.Cancels != 0:
+		return fmt.Sprint("cancels ", e.Cancels)
+	case e.CancelledBy != 0:
+		return fmt.Sprint("cancelled by ", e.CancelledBy)
+	case e.Quarantined:
+		return "quarantined"
+	}
+	return ""
+}
+
+func (c *cli) entryCancelCmd() *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use: "cancel --reason TEXT ENTRY", Short: "Cancel a cost or a revenue that was entered",
+		Long: `Cancel an entry, cost or revenue, by its number: 'sandbox cost ls' shows them.
+The entry stays in the ledger, and beside it its cancellation: the opposite
+amount at the same time. Reports and budgets are as if it had not been. To
+cancel it again changes nothing. Entries that others sent, or programs in a
+sandbox, take the role operator.
+
+An entry in quarantine is from before entries had bounds: no sum has it, and
+the budgets it is of hold until it is cancelled.`,
+		Example: "  sandbox cost cancel 1881 --reason 'entered in cents'",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			number, err := strconv.ParseInt(args[0], 10, 64)
+			if err != nil || number < 1 {
+				return usage("entry %q: give its number, as 'sandbox cost ls' shows it", args[0])
+			}
+			if err := cost.ValidateReason(reason); err != nil {
+				return usage("--reason: say why, in at most %d bytes", cost.MaxNote)
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			p, err := cl.CancelEntry(cmd.Context(), number, reason)
+			if err != nil {
+				return err
+			}
+			return c.show(p, func(w io.Writer) error { return line(w, p.Charged.String()) })
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why it is cancelled; kept with the cancellation")
 	return cmd
 }
 
@@ -268,6 +318,9 @@ func statementTable(w io.Writer, s cost.Statement) error {
 			}
 		}
 		show(strings.TrimSpace("total "+s.Currency), s.Total)
+		for _, n := range s.Quarantined {
+			row("entry %d is in quarantine and in no sum: 'sandbox cost cancel %d'", n, n)
+		}
 	})
 }
 
@@ -276,8 +329,8 @@ func percent(bp *int64) string {
 	if bp == nil {
 		return "-"
 	}
-	sign, n := "", *bp
-	if n < 0 {
+	sign, n := "", uint64(*bp)
+	if *bp < 0 {
 		sign, n = "-", -n
 	}
 	return fmt.Sprintf("%s%d.%02d%%", sign, n/100, n%100)
@@ -286,17 +339,23 @@ func percent(bp *int64) string {
 // statementChart draws the cost of each line as a bar.
 func statementChart(w io.Writer, s cost.Statement) error {
 	lines := slices.Clone(s.Lines)
-	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return cmp.Compare(b.Cost, a.Cost) })
+	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return b.Cost.Cmp(a.Cost) })
 	var most cost.Nano
 	for _, l := range lines {
-		most = max(most, l.Cost)
+		most = max(most, drawn(l.Cost))
 	}
 	return columns(w, "KEY\tCOST\t", func(row func(string, ...any)) {
 		for _, l := range lines {
-			row("%s\t%s\t%s", dash(plain(l.Key)), l.Cost, strings.Repeat("=", share(l.Cost, most)))
+			row("%s\t%s\t%s", dash(plain(l.Key)), l.Cost, strings.Repeat("=", share(drawn(l.Cost), most)))
 		}
 		row("%s\t%s\t", strings.TrimSpace("total "+s.Currency), s.Total.Cost)
 	})
+}
+
+// drawn is a sum for a drawing, which ends at the bounds of an amount.
+func drawn(s cost.Sum) cost.Nano {
+	n, _ := s.Nano()
+	return n
 }
 
 // chartWidth is the length of the longest bar.

@@ -77,9 +77,9 @@ func TestStepsOf(t *testing.T) {
 func TestPlotOf(t *testing.T) {
 	var over []cost.Statement
 	for _, n := range []cost.Nano{0, 1, cost.MaxNano, cost.MinNano + 1, -1} {
-		over = append(over, cost.Statement{Total: cost.StatementLine{Cost: n}})
+		over = append(over, cost.Statement{Total: cost.StatementLine{Cost: cost.SumOf(n)}})
 	}
-	p := plotOf("x", over, func(l cost.StatementLine) (int64, string) { return int64(l.Cost), l.Cost.String() })
+	p := plotOf("x", over, func(l cost.StatementLine) (int64, string) { return int64(drawn(l.Cost)), l.Cost.String() })
 	for i, b := range p.Bars {
 		if b.Y < 0 || b.Y+b.Height > plotHeight+2 || (b.Height == 0) != (i == 0) || i > 2 && b.Y != p.Zero {
 			t.Errorf("bar %d: %+v, nothing is at %d", i, b, p.Zero)
@@ -91,9 +91,9 @@ func TestPlotOf(t *testing.T) {
 	}{{[]cost.Nano{3, 5, 4}, "0.000000003", "0.000000005"}, {[]cost.Nano{-3, -5}, "-0.000000005", "-0.000000003"}, {[]cost.Nano{7}, "0.000000007", "0.000000007"}, {[]cost.Nano{0, 0}, "0", "0"}, {nil, "", ""}} {
 		over = nil
 		for _, n := range c.values {
-			over = append(over, cost.Statement{From: time.Unix(0, 0), To: time.Unix(3600, 0), Total: cost.StatementLine{Cost: n}})
+			over = append(over, cost.Statement{From: time.Unix(0, 0), To: time.Unix(3600, 0), Total: cost.StatementLine{Cost: cost.SumOf(n)}})
 		}
-		p := plotOf("x", over, func(l cost.StatementLine) (int64, string) { return int64(l.Cost), l.Cost.String() })
+		p := plotOf("x", over, func(l cost.StatementLine) (int64, string) { return int64(drawn(l.Cost)), l.Cost.String() })
 		if p.Least != c.least || p.Most != c.most || len(p.Bars) != len(c.values) || (p.To == "1970-01-01 01:00") != (len(over) > 0) {
 			t.Errorf("%v: %+v", c.values, p)
 		}

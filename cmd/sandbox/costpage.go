@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"fmt"
 	"html/template"
@@ -155,17 +154,17 @@ type pageLine struct {
 
 func pageOf(whole cost.Statement, over []cost.Statement) pageData {
 	const day = "2006-01-02 15:04 MST"
-	money := func(pick func(cost.StatementLine) cost.Nano) func(cost.StatementLine) (int64, string) {
+	money := func(pick func(cost.StatementLine) cost.Sum) func(cost.StatementLine) (int64, string) {
 		return func(l cost.StatementLine) (int64, string) {
 			n := pick(l)
-			return int64(n), n.String() + " " + whole.Currency
+			return int64(drawn(n)), n.String() + " " + whole.Currency
 		}
 	}
 	d := pageData{
 		Title: "Costs", From: whole.From.UTC().Format(day), To: whole.To.UTC().Format(day), Book: whole.Book, By: whole.By, Currency: whole.Currency,
 		Plots: []plot{
-			plotOf("Cost", over, money(func(l cost.StatementLine) cost.Nano { return l.Cost })),
-			plotOf("Revenue", over, money(func(l cost.StatementLine) cost.Nano { return l.Revenue })),
+			plotOf("Cost", over, money(func(l cost.StatementLine) cost.Sum { return l.Cost })),
+			plotOf("Revenue", over, money(func(l cost.StatementLine) cost.Sum { return l.Revenue })),
 			plotOf("ROI", over, func(l cost.StatementLine) (int64, string) {
 				if l.ROI == nil {
 					return 0, "no cost"
@@ -180,7 +179,7 @@ func pageOf(whole cost.Statement, over []cost.Statement) pageData {
 		Total: pageLineOf("total", whole.Total),
 	}
 	lines := slices.Clone(whole.Lines)
-	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return cmp.Compare(b.Cost, a.Cost) })
+	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return b.Cost.Cmp(a.Cost) })
 	for _, l := range lines {
 		if whole.By != "" {
 			d.Lines = append(d.Lines, pageLineOf(dash(l.Key), l))

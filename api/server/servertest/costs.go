@@ -59,10 +59,48 @@ func (m *Memory) PostEntry(_ context.Context, req cost.EntryRequest) (cost.Poste
 			return cost.Posted{}, err
 		}
 		p.Book = testBook().Version
-		if p.Charged, err = testBook().Rate(e.Meter, e.Quantity); err != nil {
+		charged, err := testBook().Rate(e.Meter, e.Quantity)
+		if err != nil {
 			return cost.Posted{}, err
 		}
+		p.Charged, _ = charged.Nano()
 	}
+	m.entries = append(m.entries, p)
+	return p, nil
+}
+
+// Entry implements server.Manager.
+func (m *Memory) Entry(_ context.Context, number int64) (cost.Posted, error) {
+	if err := m.fail("Entry"); err != nil {
+		return cost.Posted{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.entries {
+		if p.Number == number {
+			return p, nil
+		}
+	}
+	return cost.Posted{}, cost.EntryNotFound(number)
+}
+
+// CancelEntry implements server.Manager.
+func (m *Memory) CancelEntry(ctx context.Context, number int64, reason, actor string) (cost.Posted, error) {
+	p, err := m.Entry(ctx, number)
+	if err == nil {
+		err = cost.ValidateReason(reason)
+	}
+	if err != nil {
+		return cost.Posted{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.entries {
+		if c.Cancels == number {
+			return c, nil
+		}
+	}
+	p.Number, p.Cancels, p.Amount, p.Charged, p.Note, p.Actor, p.MadeAt = int64(len(m.entries)+1), number, -p.Amount, -p.Charged, reason, actor, time.Now().UTC()
 	m.entries = append(m.entries, p)
 	return p, nil
 }
@@ -93,14 +131,12 @@ func (m *Memory) Statement(_ context.Context, q cost.StatementQuery) (cost.State
 	s := cost.Statement{From: q.From, To: q.To, By: q.By, Book: q.Book, Currency: "EUR"}
 	for _, p := range m.entries {
 		if p.Kind == cost.KindRevenue {
-			s.Total.Revenue += p.Charged
+			s.Total.Revenue = s.Total.Revenue.Add(cost.SumOf(p.Charged))
 		} else {
-			s.Total.Outside += p.Charged
+			s.Total.Outside = s.Total.Outside.Add(cost.SumOf(p.Charged))
 		}
 	}
-	if err := s.Total.Finish(); err != nil {
-		return cost.Statement{}, err
-	}
+	s.Total.Finish()
 	if len(m.entries) > 0 {
 		l := s.Total
 		l.Key = m.entries[0].ID

@@ -69,7 +69,7 @@ func (l *Lab) Projects(_ context.Context, status project.Status, all bool) ([]pr
 func (l *Lab) Summary(ctx context.Context, status project.Status) (project.Summary, error) {
 	s := project.Summary{Count: map[project.Status]int{}, Projects: []project.Line{}}
 	list, err := l.Projects(ctx, status, true)
-	var sums []project.Money
+	var sum project.Money
 	for _, p := range list {
 		v, err := l.View(ctx, string(p.ID))
 		if err != nil {
@@ -77,11 +77,9 @@ func (l *Lab) Summary(ctx context.Context, status project.Status) (project.Summa
 		}
 		s.Count[p.Status]++
 		s.Projects = append(s.Projects, project.Line{ID: p.ID, Name: p.Name, Status: p.Status, Agents: len(v.Agents), Metrics: v.Metrics})
-		sums = append(sums, project.Money{Cost: v.Metrics.Cost, Revenue: v.Metrics.Revenue})
+		sum = sum.Add(project.Money{Cost: v.Metrics.Cost, Revenue: v.Metrics.Revenue})
 	}
-	if err == nil {
-		s.Total, err = project.Total(project.Money{}, sums)
-	}
+	s.Total = project.MetricsOf(sum)
 	return s, err
 }
 
@@ -95,17 +93,11 @@ func (l *Lab) View(_ context.Context, ref string) (project.View, error) {
 	}
 	out := *v
 	out.Project, out.Agents = v.Shown(), slices.Clone(v.Agents)
-	var sums []project.Money
 	for i, a := range out.Agents {
-		if out.Agents[i].Metrics, err = project.MetricsOf(l.money[v.ID][a.ID]); err != nil {
-			return out, err
-		}
+		out.Agents[i].Metrics = project.MetricsOf(l.money[v.ID][a.ID])
 	}
-	for _, m := range l.money[v.ID] {
-		sums = append(sums, m)
-	}
-	out.Metrics, err = project.Total(project.Money{}, sums)
-	return out, err
+	out.Metrics = project.Total(project.Money{}, l.money[v.ID])
+	return out, nil
 }
 
 // ChangeProject changes its settings.
@@ -220,9 +212,9 @@ func (l *Lab) Enter(_ context.Context, ref string, e project.Entry, _ string) (p
 	}
 	m := l.money[v.ID][e.Agent]
 	if e.Kind == cost.KindRevenue {
-		m.Revenue += e.Amount
+		m.Revenue = m.Revenue.Add(cost.SumOf(e.Amount))
 	} else {
-		m.Cost += e.Amount
+		m.Cost = m.Cost.Add(cost.SumOf(e.Amount))
 	}
 	l.money[v.ID][e.Agent] = m
 	return e, nil
