@@ -4,8 +4,10 @@ package escape
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -173,6 +175,47 @@ func TestWorkDirs(t *testing.T) {
 				return out, errors.New(errs)
 			}
 			return out, nil
+		}})
+	})
+	t.Run("mcp", func(t *testing.T) {
+		sb := d.New(t, sandbox.Spec{Image: "host"})
+		tryAll(t, workDirWay{name: "tool", dear: true, run: func(ctx context.Context, dir string) (string, error) {
+			var in strings.Builder
+			for _, m := range []any{
+				map[string]any{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": map[string]any{
+					"protocolVersion": "2025-06-18", "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "probe", "version": "1"},
+				}},
+				map[string]any{"jsonrpc": "2.0", "method": "notifications/initialized"},
+				map[string]any{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": map[string]any{
+					"name": "exec", "arguments": map[string]any{"sandbox": sb.ID, "argv": climbing(file), "workdir": dir},
+				}},
+			} {
+				if err := json.NewEncoder(&in).Encode(m); err != nil {
+					return "", err
+				}
+			}
+			cmd := exec.CommandContext(ctx, harness.Program(t, "sandbox"), "mcp")
+			cmd.Env = append(os.Environ(), "SANDBOX_HOST="+d.Host())
+			stdin, err := cmd.StdinPipe() // open until the answer is there
+			if err != nil {
+				return "", err
+			}
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				return "", err
+			}
+			if err := cmd.Start(); err != nil {
+				return "", err
+			}
+			_, _ = io.WriteString(stdin, in.String())
+			said := ""
+			for lines := bufio.NewScanner(stdout); !strings.Contains(said, `"id":2`) && lines.Scan(); {
+				said = lines.Text()
+			}
+			stdin.Close()
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			return said, nil
 		}})
 	})
 	t.Run("agent", func(t *testing.T) { agentsThatPoint(t, d, file) })
