@@ -150,38 +150,36 @@ func (w *worker) fork(j forkJob) (int, error) {
 // decides. The child inherits the directory: it resolves no name of the user's
 // but that of the program, which was looked up before.
 func (w *worker) start(j forkJob) (int, error) {
-	var names []string
+	defer leaveDir()
+	var rest []string // candidates not yet tried; what a relative one counts from is cwd
+	var cwd string
 	verdict := error(unix.ENOENT)
-	err := w.as(j.acc, func() error {
-		root, err := openRoot()
-		if err != nil {
-			return err
-		}
-		defer unix.Close(root)
-		cwd, err := enterAny(root, j.dirs)
-		if err != nil {
-			return err
-		}
-		for _, name := range candidates(j.argv[0], j.path, cwd) {
-			full := name
-			if !path.IsAbs(name) {
-				full = cwd + "/" + name // ".." is for the kernel to follow
+	for first := true; first || len(rest) > 0; first = false {
+		name := ""
+		err := w.as(j.acc, func() error {
+			root, err := openRoot()
+			if err != nil {
+				return err
 			}
-			switch err := found(root, full); {
-			case err == nil:
-				names = append(names, name)
-			case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			default:
+			defer unix.Close(root)
+			if first {
+				if cwd, err = enterAny(root, j.dirs); err != nil {
+					return err
+				}
+				rest = candidates(j.argv[0], j.path, cwd)
+			}
+			name, rest, err = nextFound(root, cwd, rest)
+			if err != nil {
 				verdict = err
 			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
 		}
-		return nil
-	})
-	defer leaveDir()
-	if err != nil {
-		return 0, err
-	}
-	for _, name := range names {
+		if name == "" {
+			break
+		}
 		pid, err := linux.ForkExec(name, j.argv, j.attr, w.token)
 		switch {
 		case err == nil:
@@ -197,6 +195,25 @@ func (w *worker) start(j forkJob) (int, error) {
 		}
 	}
 	return 0, verdict
+}
+
+// nextFound returns the first of the candidates that is there for the user, and
+// those after it. The error is why another may not be looked at.
+func nextFound(root int, cwd string, names []string) (name string, rest []string, verdict error) {
+	for i, name := range names {
+		full := name
+		if !path.IsAbs(name) {
+			full = cwd + "/" + name // ".." is for the kernel to follow
+		}
+		switch err := found(root, full); {
+		case err == nil:
+			return name, names[i+1:], verdict
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		default:
+			verdict = err
+		}
+	}
+	return "", nil, verdict
 }
 
 // enterAny enters the first directory that is not missing.
