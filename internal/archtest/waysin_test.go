@@ -136,3 +136,24 @@ func testNames(t *testing.T) map[string]bool {
 	}
 	return names
 }
+
+// TestSecurityPageNamesTests: each test that docs/SECURITY.md names exists.
+func TestSecurityPageNamesTests(t *testing.T) {
+	page, err := os.ReadFile("../../docs/SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for name := range testNames(t) {
+		there[name[strings.LastIndexByte(name, '.')+1:]] = true
+	}
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(page, -1)
+	if len(named) < 40 {
+		t.Errorf("docs/SECURITY.md names %d tests: its table is gone", len(named))
+	}
+	for _, m := range named {
+		if !there[string(m[1])] {
+			t.Errorf("docs/SECURITY.md names %s, which does not exist", m[1])
+		}
+	}
+}
