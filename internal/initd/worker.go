@@ -64,7 +64,8 @@ func startWorker(profile sandbox.Capabilities, filter []byte) (*worker, error) {
 	if !ok {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", profile)
 	}
-	w := &worker{jobs: make(chan forkJob), profile: profile, root: os.Geteuid() == 0}
+	fsuid, _ := unix.SetfsuidRetUid(-1) // an id that cannot be set only asks
+	w := &worker{jobs: make(chan forkJob), profile: profile, root: fsuid == 0}
 	groups, err := os.Getgroups()
 	if err != nil {
 		return nil, restrictError(err)
