@@ -12,7 +12,7 @@ import (
 //	  text  ProcessSpec (exec), RunRequest (run)  ──►
 //	                                 ◄──  text  {"type":"started","process":{…}}
 //	  bin   [0] stdin bytes          ──►
-//	                                 ◄──  text  {"type":"stdin","bytes":N}     N taken in all
+//	                                 ◄──  text  {"type":"stdin","bytes":N}     N taken of this client's
 //	  text  {"type":"close-stdin"}   ──►
 //	  text  {"type":"resize",…}      ──►
 //	  text  {"type":"signal",…}      ──►

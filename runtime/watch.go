@@ -182,6 +182,15 @@ func (a *attached) Next() (sandbox.Output, error) {
 	return out, a.whole(err)
 }
 
+// OpenStdin implements sandbox.StdinSession.
+func (a *attached) OpenStdin(id int64, taken func(total int64, closed bool)) error {
+	s, ok := a.ProcessIO.(sandbox.StdinSession)
+	if !ok {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_session", "this sandbox's init takes input as it comes only")
+	}
+	return s.OpenStdin(id, taken)
+}
+
 // Feed gives the process input.
 func (a *attached) Feed(ctx context.Context, data []byte, end bool) error {
 	f, ok := a.ProcessIO.(sandbox.Feeder)

@@ -64,6 +64,18 @@ type FileWatch interface {
 	Close() error
 }
 
+// StdinSession is what a connection to a process can do besides: it gives the
+// process input that comes exactly once, also where the sender's connection
+// breaks and it goes on with another one.
+type StdinSession interface {
+	// OpenStdin says whose input WriteStdin and CloseStdin pass on from now on;
+	// id is the sender's own, and above 0. taken is called by Next, once soon and
+	// then whenever the process has taken more of that sender's input, with the
+	// bytes it took in all; closed says that it takes no more. What is written
+	// goes on after the first number told.
+	OpenStdin(id int64, taken func(total int64, closed bool)) error
+}
+
 // Feeder is what a connection to a process can do besides within the daemon.
 type Feeder interface {
 	// Feed gives the process input, and with end closes its standard input

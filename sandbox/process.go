@@ -78,7 +78,7 @@ type Process struct {
 	Exit      *ExitStatus `json:"exit,omitempty" doc:"Present once it has ended."`
 	Output    OutputState `json:"output"`
 
-	StdinBytes int64 `json:"stdin_bytes,omitempty" doc:"Bytes of standard input taken so far; a client whose connection broke goes on after them."`
+	StdinBytes int64 `json:"stdin_bytes,omitempty" doc:"Bytes of standard input it was given so far, by all clients."`
 }
 
 // OutputState tells which part of a process's output can still be read.

@@ -21,19 +21,25 @@ type stdin struct {
 	writing sync.Mutex // one caller of write at a time: the window is shared
 	sending sync.Mutex // held, before mu, by whoever writes to conn: keeps frames in order
 
-	conn   *websocket.Conn // nil while there is none
-	base   int64           // offset of kept[0] in the process's whole stdin
-	skew   int64           // what the server's count lacks, where it began anew
-	kept   []byte          // written by the caller, not known to be taken
-	ended  bool            // the caller closed stdin
-	closed bool            // the process closed its end
-	err    error           // the stream is over
-	size   *sandbox.WindowSize
+	session int64           // the server knows by it what it has of ours
+	conn    *websocket.Conn // nil while there is none
+	next    *websocket.Conn // becomes conn when the server has told what it has
+	base    int64           // offset of kept[0] in the session
+	kept    []byte          // written by the caller, not known to be taken
+	ended   bool            // the caller closed stdin
+	closed  bool            // the process closed its end
+	err     error           // the stream is over
+	size    *sandbox.WindowSize
 }
 
-func (in *stdin) init(conn *websocket.Conn, taken int64) {
+func (in *stdin) init(conn *websocket.Conn, session int64) {
 	in.wake.L = &in.mu
-	in.conn, in.base = conn, taken
+	in.session = session
+	if session == starter {
+		in.conn = conn // the process has nothing yet
+	} else {
+		in.next = conn
+	}
 }
 
 // given notes that the server was given all of stdin at once: nothing can be
@@ -88,13 +94,21 @@ func (in *stdin) frame(ctx context.Context, chunk []byte) error {
 	return nil
 }
 
-// taken notes that the process has taken total bytes in all.
-func (in *stdin) taken(total int64, closed bool) {
+// taken notes that the process has taken total bytes in all. The first time on
+// a new connection it then goes on, after them.
+func (in *stdin) taken(ctx context.Context, total int64, closed bool) {
 	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.forget(total + in.skew)
+	in.forget(total)
 	in.closed = in.closed || closed
+	if closed {
+		in.kept = nil // nobody wants it
+	}
 	in.wake.Broadcast()
+	fresh := in.next != nil
+	in.mu.Unlock()
+	if fresh {
+		in.resume(ctx)
+	}
 }
 
 // forget drops what lies before total; in.mu is held.
@@ -151,19 +165,23 @@ func (in *stdin) resize(ctx context.Context, size sandbox.WindowSize) error {
 func (in *stdin) detach() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.conn = nil
+	in.conn, in.next = nil, nil
 }
 
-// attach goes on, on a new connection, after the taken bytes.
-func (in *stdin) attach(ctx context.Context, conn *websocket.Conn, taken int64) {
+// attach notes a new connection, which is used once taken was told on it.
+func (in *stdin) attach(conn *websocket.Conn) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.next = conn
+}
+
+// resume sends what the process has not taken on the new connection.
+func (in *stdin) resume(ctx context.Context) {
 	in.sending.Lock()
 	defer in.sending.Unlock()
 	in.mu.Lock()
-	in.skew = max(in.base-taken, 0)
-	in.forget(taken)
-	kept, ended, size := append([]byte(nil), in.kept...), in.ended, in.size
-	in.conn = conn
-	in.wake.Broadcast()
+	kept, ended, size, conn := append([]byte(nil), in.kept...), in.ended, in.size, in.next
+	in.conn, in.next = conn, nil
 	in.mu.Unlock()
 	for len(kept) > 0 {
 		n := min(len(kept), api.MaxStdinFrame)

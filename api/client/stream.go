@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -19,6 +20,9 @@ import (
 // signalTimeout bounds a signal sent on a stream, which has no context.
 const signalTimeout = 10 * time.Second
 
+// starter is the session of the standard input of whoever starts a process.
+const starter = 1
+
 // stream is a ProcessIO over one connection, which is made again, from the
 // offset after the last byte seen, when it breaks. Only the goroutine in Next
 // reads and reconnects; stdin has its own state (stdin.go).
@@ -27,6 +31,8 @@ type stream struct {
 	ref    string
 	ctx    context.Context // of the whole stream, ended by Close
 	cancel context.CancelFunc
+
+	session int64 // of our standard input
 
 	process sandbox.Process
 	conn    wire
@@ -118,6 +124,7 @@ func interactive(spec sandbox.ProcessSpec) bool { return spec.Stdin || spec.TTY 
 // a negative one means the oldest byte kept. The stream is as Exec's.
 func (c *Client) Attach(ctx context.Context, ref string, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error) {
 	s := c.newStream(ctx, ref, offset)
+	s.session = 2 + rand.Int64N(1<<62) //nolint:gosec // to tell clients apart, no secret
 	w, started, err := s.attach(id, offset)
 	if err != nil {
 		return nil, s.fail(err)
@@ -127,7 +134,7 @@ func (c *Client) Attach(ctx context.Context, ref string, id sandbox.ProcessID, o
 }
 
 func (c *Client) newStream(ctx context.Context, ref string, offset int64) *stream {
-	s := &stream{c: c, ref: ref, offset: offset}
+	s := &stream{c: c, ref: ref, offset: offset, session: starter}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	return s
 }
@@ -141,13 +148,13 @@ func (s *stream) fail(err error) error {
 // begin notes the first connection; ws is nil where it takes no messages.
 func (s *stream) begin(w wire, ws *websocket.Conn, started api.Message) {
 	s.conn, s.process = w, *started.Process
-	s.in.init(ws, s.process.StdinBytes)
+	s.in.init(ws, s.session)
 	context.AfterFunc(s.ctx, func() { s.in.end(context.Cause(s.ctx)) })
 }
 
 // attach connects to the stream's process, at first or again.
 func (s *stream) attach(id sandbox.ProcessID, offset int64) (*socket, api.Message, error) {
-	q := url.Values{"offset": {strconv.FormatInt(max(offset, -1), 10)}}
+	q := url.Values{"offset": {strconv.FormatInt(max(offset, -1), 10)}, "session": {strconv.FormatInt(s.session, 10)}}
 	return s.c.dial(s.ctx, at(s.ref, "processes", string(id), "attach"), q, nil, nil)
 }
 
@@ -215,7 +222,7 @@ func (s *stream) message(text []byte) {
 	}
 	switch m.Type {
 	case api.MsgStdin:
-		s.in.taken(m.Bytes, m.Closed)
+		s.in.taken(s.ctx, m.Bytes, m.Closed)
 	case api.MsgDropped:
 		s.dropped += m.Bytes
 	case api.MsgExit:
@@ -257,10 +264,10 @@ func (s *stream) reconnect(cause error) error {
 	}
 	b := backoff{patience: s.c.patience}
 	for b.wait(s.ctx) {
-		w, started, err := s.attach(s.process.ID, s.offset)
+		w, _, err := s.attach(s.process.ID, s.offset)
 		if err == nil {
 			s.conn, s.dropped = w, 0 // what was told and not returned is told again
-			s.in.attach(s.ctx, w.ws, started.Process.StdinBytes)
+			s.in.attach(w.ws)
 			return nil
 		}
 		if !errors.Is(err, sandbox.ErrUnavailable) {

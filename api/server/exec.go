@@ -133,6 +133,18 @@ func (s *server) feedAll(ctx context.Context, p sandbox.ProcessIO, input []byte)
 			s.log.ErrorContext(ctx, "panic in a process stream", "request", requestOf(ctx).id, "panic", v)
 		}
 	}()
+	if in, ok := p.(sandbox.StdinSession); ok {
+		// A client that comes back by attaching goes on where this stops.
+		ready := make(chan struct{})
+		var once sync.Once
+		if in.OpenStdin(starter, func(int64, bool) { once.Do(func() { close(ready) }) }) == nil {
+			select {
+			case <-ready:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 	if _, err := p.WriteStdin(input); err != nil {
 		return // the process takes no more
 	}

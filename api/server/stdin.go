@@ -12,7 +12,7 @@ type stdinQueue struct {
 	mu     sync.Mutex
 	wake   sync.Cond
 	chunks [][]byte
-	bytes  int
+	bytes  int  // of those, and what was taken out and is not free
 	ended  bool // the client closed stdin
 	closed bool // the stream is over
 }
@@ -57,10 +57,10 @@ func (q *stdinQueue) pop() ([]byte, bool) {
 	return chunk, true
 }
 
-func (q *stdinQueue) free(chunk []byte) {
+func (q *stdinQueue) free(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.bytes -= len(chunk)
+	q.bytes -= n
 }
 
 // finish notes the end of the client's stdin: what is queued still goes.

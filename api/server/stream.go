@@ -19,7 +19,8 @@ import (
 type (
 	attachInput struct {
 		ProcessTarget
-		Offset int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
+		Offset  int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
+		Session int64 `query:"session" minimum:"0" doc:"Whose standard input this connection brings: a number of the client's own, above 1, or 1 for the client that started the process. The first stdin message tells how much of it was taken before. Without one, input is taken as it comes."`
 	}
 	runStreamInput struct {
 		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"As of the POST."`
@@ -53,7 +54,7 @@ func (s *server) streamRoutes() {
 			}
 			p, err := s.m.Exec(ctx, in.Ref, spec)
 			return nil, p, err
-		})
+		}, starter)
 	})
 	register(s, huma.Operation{
 		OperationID: "run-stream", Method: http.MethodGet, Path: "/v1/run",
@@ -75,7 +76,7 @@ func (s *server) streamRoutes() {
 			}
 			sb, p, err := s.m.Run(ctx, sandbox.CreateRequest{Spec: req.Sandbox, IdempotencyKey: in.IdempotencyKey, Actor: actorOf(ctx)}, req.Process)
 			return &sb, p, err
-		})
+		}, starter)
 	})
 	register(s, huma.Operation{
 		OperationID: "attach", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/processes/{pid}/attach",
@@ -84,12 +85,16 @@ func (s *server) streamRoutes() {
 		return s.upgrade(ctx, func(ctx context.Context, _ *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
 			p, err := s.m.Attach(ctx, in.Ref, sandbox.ProcessID(in.PID), in.Offset)
 			return nil, p, err
-		})
+		}, in.Session)
 	})
 }
 
-// upgrade turns a request into a process stream of what open connects to.
-func (s *server) upgrade(ctx context.Context, open opener) (*huma.StreamResponse, error) {
+// starter is the session of the standard input of whoever started a process.
+const starter = 1
+
+// upgrade turns a request into a process stream of what open connects to, with
+// the standard input of a session, or of none.
+func (s *server) upgrade(ctx context.Context, open opener, session int64) (*huma.StreamResponse, error) {
 	req := requestOf(ctx)
 	if req.r.Header.Get("Upgrade") == "" {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "not_a_websocket", "this path is a WebSocket: send Upgrade: websocket, or or POST to it")
@@ -107,7 +112,7 @@ func (s *server) upgrade(ctx context.Context, open opener) (*huma.StreamResponse
 		}
 		c.SetReadLimit(api.MaxFrame)
 		defer func() { _ = c.CloseNow() }() // already closed in the good case
-		st := &stream{s: s, c: c}
+		st := &stream{s: s, c: c, session: session}
 		st.serve(ctx, l, open)
 	}}, nil
 }
@@ -147,6 +152,13 @@ type stream struct {
 
 	frame []byte // of write's goroutine
 	in    stdinQueue
+
+	session int64
+	opened  bool          // the session is: set before any goroutine runs
+	ready   chan struct{} // closed when it is known where it goes on
+	total   int64         // of write's goroutine; what was taken of the session
+	told    bool          // of write's goroutine; total is known
+
 	fed   bool        // feed runs; of read's goroutine
 	pulse *time.Timer // runs beat
 	// cancel ends the stream: it closes p, which wakes Next and
@@ -179,6 +191,7 @@ func (st *stream) serve(parent context.Context, l *live, open opener) {
 	if err := st.message(ctx, api.Message{Type: api.MsgStarted, Process: &proc, Sandbox: sb}); err != nil {
 		return
 	}
+	st.openStdin(ctx)
 	go st.guard(ctx, st.read)
 	// Set before it is started: beat uses it.
 	st.pulse = time.AfterFunc(time.Hour, func() { st.guard(ctx, st.beat) })
@@ -298,24 +311,58 @@ func (st *stream) control(text []byte) error {
 	return nil
 }
 
-// feed writes queued stdin to the process and tells the client what was
-// taken. After the process closed its end it goes on taking, so that the
-// client does not hang, and says so.
+// openStdin lets standard input come exactly once, where the client and the
+// process can.
+func (st *stream) openStdin(ctx context.Context) {
+	in, ok := st.p.(sandbox.StdinSession)
+	if !ok || st.session == 0 {
+		return
+	}
+	st.ready = make(chan struct{})
+	st.opened = in.OpenStdin(st.session, func(total int64, closed bool) { st.taken(ctx, total, closed) }) == nil
+}
+
+// taken passes on how much of the session's input the process took.
+func (st *stream) taken(ctx context.Context, total int64, closed bool) {
+	if st.told {
+		st.in.free(int(total - st.total))
+	} else {
+		st.told = true
+		close(st.ready)
+	}
+	st.total = total
+	_ = st.message(ctx, api.Message{Type: api.MsgStdin, Bytes: total, Closed: closed}) // the next output meets the same error
+}
+
+// feed writes queued stdin to the process. Without a session it also tells
+// the client what was passed on; and after the process closed its end it goes
+// on taking, so that the client does not hang, and says so.
 func (st *stream) feed(ctx context.Context) {
-	total := st.p.Process().StdinBytes
-	closed := false
+	if st.opened {
+		select {
+		case <-st.ready:
+		case <-ctx.Done():
+			return
+		}
+	}
+	total, closed := st.p.Process().StdinBytes, false
 	for {
 		chunk, ok := st.in.pop()
 		if !ok {
 			break
 		}
 		if !closed {
-			if _, err := st.p.WriteStdin(chunk); err != nil {
-				closed = true
+			_, err := st.p.WriteStdin(chunk)
+			closed = err != nil
+		}
+		if st.opened {
+			if closed {
+				return // the connection is over, and with it the stream
 			}
+			continue
 		}
 		total += int64(len(chunk))
-		st.in.free(chunk)
+		st.in.free(len(chunk))
 		if st.message(ctx, api.Message{Type: api.MsgStdin, Bytes: total, Closed: closed}) != nil {
 			return
 		}

@@ -66,35 +66,6 @@ func (s *Server) sendStream(c *conn, p *process, rd *ringReader, keep bool) {
 	}
 }
 
-// takeInput passes input on until the connection ends or the next request
-// comes, which it leaves in c.next.
-func (p *process) takeInput(c *conn) error {
-	var buf []byte
-	for {
-		fr, err := initproto.ReadFrame(c.in, initproto.Daemon, buf)
-		if err != nil {
-			return nil
-		}
-		switch fr.Type {
-		case initproto.FrameStdin:
-			// Input nobody reads any more is not an error of the reader of output.
-			_ = p.writeStdin(fr.Payload)
-			buf = nil
-			if cap(fr.Payload) <= 64<<10 {
-				buf = fr.Payload[:0]
-			}
-		case initproto.FrameStdinEnd:
-			p.endStdin()
-		default:
-			req, err := c.parse(fr)
-			if err == nil {
-				c.next = &req
-			}
-			return err
-		}
-	}
-}
-
 // sendOutput sends what there is, up to a buffer full, in one write, and after
 // the last of it how the process ended; done tells that this was it.
 func (p *process) sendOutput(t *table, c *conn, rd *ringReader, more, keep bool) (done bool, err error) {

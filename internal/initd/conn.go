@@ -122,8 +122,11 @@ func (c *conn) request() (initproto.Request, error) {
 		if err != nil {
 			return initproto.Request{}, err
 		}
-		if late := fr.Type == initproto.FrameStdin || fr.Type == initproto.FrameStdinEnd; late && c.used {
-			continue
+		switch fr.Type {
+		case initproto.FrameStdin, initproto.FrameStdinEnd, initproto.FrameStdinOpen, initproto.FrameStdinAt:
+			if c.used {
+				continue // too late
+			}
 		}
 		return c.parse(fr)
 	}

@@ -35,9 +35,13 @@ type process struct {
 	readers atomic.Int32
 	outputs []*os.File // pipe ends or the terminal, read by the pumps
 
-	inMu  sync.Mutex
-	stdin *os.File // pipe end or the terminal; nil once closed
-	tty   *os.File
+	writing  sync.Mutex // held, before inMu, by whoever writes to stdin
+	inMu     sync.Mutex // guards what follows
+	stdin    *os.File   // pipe end or the terminal; nil once closed
+	deaf     bool       // the process has closed its end
+	inBytes  int64      // given to it in all
+	sessions []*session
+	tty      *os.File // set once
 }
 
 func (p *process) recordLocked() sandbox.Process {
@@ -46,7 +50,7 @@ func (p *process) recordLocked() sandbox.Process {
 		e := *p.exit
 		rec.Exit = &e
 	}
-	rec.Output = p.out.state()
+	rec.Output, rec.StdinBytes = p.out.state(), p.stdinBytes()
 	return rec
 }
 
@@ -181,45 +185,6 @@ func (p *process) armTimeout(t *table, d time.Duration) {
 			_ = p.signal(t, unix.SIGTERM)
 		}
 	})
-}
-
-// writeStdin writes all of b, waiting while the process does not read.
-func (p *process) writeStdin(b []byte) error {
-	p.inMu.Lock()
-	f := p.stdin
-	p.inMu.Unlock()
-	if f == nil {
-		return sandbox.Errorf(sandbox.ErrConflict, "stdin_closed", "process %s has no open standard input", p.rec.ID)
-	}
-	_, err := f.Write(b)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EPIPE), errors.Is(err, os.ErrClosed), errors.Is(err, unix.EIO):
-		return sandbox.Errorf(sandbox.ErrConflict, "stdin_closed", "process %s has closed its standard input", p.rec.ID)
-	}
-	return sandbox.Errorf(sandbox.ErrUnavailable, "stdin_failed", "writing to process %s: %w", p.rec.ID, err)
-}
-
-// endStdin is the client's end of input: a pipe is closed, a terminal gets
-// its end-of-file character.
-func (p *process) endStdin() {
-	if p.tty != nil {
-		const endOfFile = 4 // ^D, termios(3) VEOF
-		_ = p.writeStdin([]byte{endOfFile})
-		return
-	}
-	p.closeStdin()
-}
-
-func (p *process) closeStdin() {
-	p.inMu.Lock()
-	f := p.stdin
-	p.stdin = nil
-	p.inMu.Unlock()
-	if f != nil && f != p.tty {
-		_ = f.Close()
-	}
 }
 
 func (p *process) resize(size sandbox.WindowSize) error {

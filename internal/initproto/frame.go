@@ -16,6 +16,7 @@ import (
 //	  │              Response {…}   or   Error {class…} │
 //	  │◀────────────────────────────────────────────────┤
 //	  │ Stdin, StdinEnd                Output …, Exit   │  exec, attach
+//	  │ StdinOpen, StdinAt …                 Taken …    │
 //	  │ Upload…, UploadEnd                    Response  │  write, tar-in (a second Response at the end)
 //	  │                                  Data…, End     │  read, tar-out
 //	  │                                  Item…, End     │  list, processes
@@ -30,6 +31,14 @@ import (
 // again with descriptors, may be sent once it was read. PID 1 may leave out
 // Idle, and then hangs up as ever; it never hangs up after it. Input still on
 // its way to a process that has ended is dropped.
+//
+// Standard input that must come exactly once is sent with StdinOpen, the number
+// of a sender's session with the process, and then StdinAt, data with its offset
+// in that session. PID 1 drops what lies below the bytes the session's process
+// has taken, and answers each of both with Taken: that number, and 1 where the
+// process takes no more. A sender whose connection broke opens its session again
+// on another one, and goes on there. Input of a connection without a session is
+// taken as it comes.
 //
 // One frame:
 //
@@ -54,6 +63,8 @@ const (
 	FrameStdinEnd  FrameType = 0x03
 	FrameUpload    FrameType = 0x04
 	FrameUploadEnd FrameType = 0x05
+	FrameStdinOpen FrameType = 0x06
+	FrameStdinAt   FrameType = 0x07
 
 	FrameResponse FrameType = 0x81
 	FrameError    FrameType = 0x82
@@ -63,12 +74,15 @@ const (
 	FrameData     FrameType = 0x86
 	FrameEnd      FrameType = 0x87
 	FrameIdle     FrameType = 0x88
+	FrameTaken    FrameType = 0x89
 )
 
 // Bounds.
 const (
 	HeaderSize  = 5
 	OutputHead  = 17
+	StdinHead   = 8 // of StdinAt and StdinOpen
+	TakenSize   = 9
 	MaxControl  = 1 << 20   // Request, Response
 	MaxItem     = 64 << 10  // Item, Exit, Error
 	MaxData     = 256 << 10 // Stdin, Upload, Data; Output without its head
@@ -90,6 +104,7 @@ var limits = map[FrameType]int{
 	FrameRequest: MaxControl, FrameStdin: MaxData, FrameStdinEnd: 0, FrameUpload: MaxData, FrameUploadEnd: 0,
 	FrameResponse: MaxControl, FrameError: MaxItem, FrameItem: MaxItem, FrameOutput: maxOutFrame,
 	FrameExit: MaxItem, FrameData: MaxData, FrameEnd: 0, FrameIdle: 0,
+	FrameStdinOpen: StdinHead, FrameStdinAt: StdinHead + MaxData, FrameTaken: TakenSize,
 }
 
 // ErrFrame is wrapped by every error about a frame that breaks the rules.
@@ -168,6 +183,35 @@ func AppendFrame(b []byte, t FrameType, payload []byte) ([]byte, error) {
 func PutHeader(b []byte, t FrameType, n int) {
 	b[0] = byte(t)
 	binary.BigEndian.PutUint32(b[1:HeaderSize], uint32(n))
+}
+
+// AppendTaken appends a whole Taken frame.
+func AppendTaken(b []byte, total int64, closed bool) []byte {
+	b = append(b, byte(FrameTaken), 0, 0, 0, TakenSize)
+	b = binary.BigEndian.AppendUint64(b, uint64(total))
+	if closed {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+// ParseTaken takes a Taken payload apart.
+func ParseTaken(p []byte) (total int64, closed bool, err error) {
+	if len(p) != TakenSize {
+		return 0, false, fmt.Errorf("%w: taken frame of %d bytes", ErrFrame, len(p))
+	}
+	if total = int64(binary.BigEndian.Uint64(p)); total < 0 {
+		return 0, false, fmt.Errorf("%w: %d bytes taken", ErrFrame, total)
+	}
+	return total, p[8] != 0, nil
+}
+
+// ParseStdinHead reads the number at the beginning of StdinOpen and StdinAt.
+func ParseStdinHead(p []byte) (n int64, rest []byte, err error) {
+	if len(p) < StdinHead || p[0]&0x80 != 0 {
+		return 0, nil, fmt.Errorf("%w: input frame of %d bytes", ErrFrame, len(p))
+	}
+	return int64(binary.BigEndian.Uint64(p)), p[StdinHead:], nil
 }
 
 // PutOutputHead writes the head of an Output payload.

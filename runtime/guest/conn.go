@@ -357,15 +357,18 @@ func items[T any](c *conn, most int) ([]T, error) {
 	}
 }
 
-func (c *conn) send(t initproto.FrameType, p []byte) error {
+func (c *conn) send(t initproto.FrameType, parts ...[]byte) error {
 	var head [initproto.HeaderSize]byte
-	initproto.PutHeader(head[:], t, len(p))
+	bufs, n := net.Buffers{head[:]}, 0
+	for _, p := range parts {
+		bufs, n = append(bufs, p), n+len(p)
+	}
+	initproto.PutHeader(head[:], t, n)
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	if c.over.Load() {
 		return c.fail(net.ErrClosed)
 	}
-	bufs := net.Buffers{head[:], p}
 	if _, err := bufs.WriteTo(c.UnixConn); err != nil {
 		return c.fail(err)
 	}

@@ -2,6 +2,8 @@ package guest
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"io"
 	"sync"
 
@@ -18,14 +20,20 @@ type IO struct {
 	proc sandbox.Process
 	buf  []byte
 
-	mu   sync.Mutex
-	exit *sandbox.ExitStatus
-	err  error // what Next returns from now on
+	mu    sync.Mutex
+	exit  *sandbox.ExitStatus
+	err   error // what Next returns from now on
+	taken func(total int64, closed bool)
+
+	inMu sync.Mutex // held while a piece of input is sent
+	at   int64      // offset of the next one in the session; negative without one
 }
 
 var (
 	_ sandbox.ProcessIO = (*IO)(nil)
 	_ sandbox.Feeder    = (*IO)(nil)
+
+	_ sandbox.StdinSession = (*IO)(nil)
 )
 
 // Exec starts a process and reads it from its first byte, in one round trip.
@@ -44,7 +52,7 @@ func (g *Guest) Attach(ctx context.Context, id sandbox.ProcessID, offset int64) 
 }
 
 func (g *Guest) stream(ctx context.Context, op string, args any) (*IO, error) {
-	io := &IO{g: g}
+	io := &IO{g: g, at: -1}
 	c, err := g.open(ctx, op, args, &io.proc)
 	if err != nil {
 		return nil, err
@@ -80,9 +88,18 @@ func (s *IO) Next() (sandbox.Output, error) {
 }
 
 func (s *IO) next() (sandbox.Output, error) {
-	fr, err := s.c.next(s.buf)
-	if err != nil {
-		return sandbox.Output{}, err
+	var fr initproto.Frame
+	for {
+		var err error
+		if fr, err = s.c.next(s.buf); err != nil {
+			return sandbox.Output{}, err
+		}
+		if fr.Type != initproto.FrameTaken {
+			break
+		}
+		if err := s.told(fr.Payload); err != nil {
+			return sandbox.Output{}, err
+		}
 	}
 	if cap(fr.Payload) > cap(s.buf) {
 		s.buf = fr.Payload[:0]
@@ -121,13 +138,46 @@ func (s *IO) Exit() (sandbox.ExitStatus, bool) {
 	return *s.exit, true
 }
 
+// OpenStdin implements sandbox.StdinSession.
+func (s *IO) OpenStdin(id int64, taken func(total int64, closed bool)) error {
+	s.mu.Lock()
+	s.taken = taken
+	s.mu.Unlock()
+	return s.c.send(initproto.FrameStdinOpen, binary.BigEndian.AppendUint64(nil, uint64(id)))
+}
+
+// told takes what PID 1 says of the session.
+func (s *IO) told(payload []byte) error {
+	total, closed, err := initproto.ParseTaken(payload)
+	s.mu.Lock()
+	taken := s.taken
+	s.mu.Unlock()
+	if err != nil || taken == nil {
+		return broken(errors.Join(initproto.ErrFrame, err))
+	}
+	s.inMu.Lock()
+	if s.at < 0 {
+		s.at = total
+	}
+	s.inMu.Unlock()
+	taken(total, closed)
+	return nil
+}
+
 // WriteStdin writes to standard input or the terminal, waiting while the
 // process does not read. What a process that closed its input is sent is lost.
 func (s *IO) WriteStdin(p []byte) (int, error) {
+	s.inMu.Lock()
+	defer s.inMu.Unlock()
 	done := 0
 	for len(p) > 0 {
 		n := min(len(p), initproto.MaxData)
-		if err := s.c.send(initproto.FrameStdin, p[:n]); err != nil {
+		kind, head := initproto.FrameStdin, []byte(nil)
+		if s.at >= 0 {
+			kind, head = initproto.FrameStdinAt, binary.BigEndian.AppendUint64(nil, uint64(s.at))
+			s.at += int64(n)
+		}
+		if err := s.c.send(kind, head, p[:n]); err != nil {
 			return done, err
 		}
 		done += n
@@ -152,7 +202,7 @@ func (s *IO) Feed(ctx context.Context, data []byte, end bool) error {
 }
 
 // CloseStdin ends standard input; on a terminal it sends end-of-file.
-func (s *IO) CloseStdin() error { return s.c.send(initproto.FrameStdinEnd, nil) }
+func (s *IO) CloseStdin() error { return s.c.send(initproto.FrameStdinEnd) }
 
 // Resize sets the terminal's size. It goes past unread input, on a
 // connection of its own.

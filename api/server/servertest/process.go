@@ -17,17 +17,18 @@ import (
 // process is one running command. Its output is kept whole up to keep bytes
 // from the end, in pieces as written.
 type process struct {
-	mu     sync.Mutex
-	wake   sync.Cond
-	rec    sandbox.Process
-	pieces []piece
-	keep   int64
-	stdin  bytes.Buffer
-	eof    bool
-	killed string
-	size   sandbox.WindowSize
-	done   chan struct{}
-	onEnd  func()
+	mu       sync.Mutex
+	wake     sync.Cond
+	rec      sandbox.Process
+	pieces   []piece
+	keep     int64
+	stdin    bytes.Buffer
+	sessions map[int64]int64 // bytes of standard input of each
+	eof      bool
+	killed   string
+	size     sandbox.WindowSize
+	done     chan struct{}
+	onEnd    func()
 }
 
 type piece struct {
@@ -381,6 +382,32 @@ type conn struct {
 	offset int64
 	exit   *sandbox.ExitStatus
 	closed bool // p.mu
+
+	session int64 // p.mu
+	taken   func(total int64, closed bool)
+	told    int64 // of the session, -1 before anything was
+}
+
+// OpenStdin implements sandbox.StdinSession.
+func (c *conn) OpenStdin(id int64, taken func(total int64, closed bool)) error {
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	c.session, c.taken, c.told = id, taken, -1
+	c.p.wake.Broadcast()
+	return nil
+}
+
+// news tells what was taken since it last did; p.mu is held.
+func (c *conn) news() {
+	n := c.p.sessions[c.session]
+	if c.session == 0 || n == c.told {
+		return
+	}
+	c.told = n
+	closed := c.p.eof || c.p.rec.Exit != nil
+	c.p.mu.Unlock()
+	c.taken(n, closed)
+	c.p.mu.Lock()
 }
 
 func (c *conn) Process() sandbox.Process { return c.rec }
@@ -390,6 +417,7 @@ func (c *conn) Next() (sandbox.Output, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
+		c.news()
 		if c.closed {
 			return sandbox.Output{}, sandbox.Errorf(sandbox.ErrUnavailable, "closed", "the connection is closed")
 		}
@@ -436,6 +464,10 @@ func (c *conn) WriteStdin(b []byte) (int, error) {
 	}
 	p.stdin.Write(b)
 	p.rec.StdinBytes += int64(len(b))
+	if p.sessions == nil {
+		p.sessions = map[int64]int64{}
+	}
+	p.sessions[c.session] += int64(len(b))
 	p.wake.Broadcast()
 	return len(b), nil
 }
