@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// SetLimits makes l the limits of the sandbox's workload; a kind that l leaves
+// SetLimits makes l the limits of the sandbox's workload, and those of cpu time
+// and io, a little above, the limits of all of it; a kind that l leaves
 // at zero is unlimited afterwards. Repeating it is safe, also while processes
 // run; a memory limit below what is used makes the kernel reclaim and, where
 // that is not enough, kill the workload. ErrNotFound before Settle.

@@ -175,11 +175,11 @@ func TestLimitsAreTakenBack(t *testing.T) {
 		want   map[string]string
 	}{
 		{full, map[string]string{
-			"cpu.max": "50000 100000", "../cpu.weight": "300", "memory.max": "67108864", "pids.max": "9",
-			"io.max": devices[0] + " rbps=1048576 wbps=max riops=max wiops=50",
+			"cpu.max": "50000 100000", "../cpu.max": "55000 100000", "../cpu.weight": "300", "memory.max": "67108864", "pids.max": "9",
+			"../io.max": devices[0] + " rbps=1048576 wbps=max riops=max wiops=50",
 		}},
 		{sandbox.Limits{}, map[string]string{
-			"cpu.max": "max 100000", "../cpu.weight": "100", "memory.max": "max", "pids.max": "max", "io.max": "",
+			"cpu.max": "max 100000", "../cpu.weight": "100", "memory.max": "max", "pids.max": "max", "../io.max": "", "../cpu.max": "max 100000",
 		}},
 	} {
 		for range 2 {

@@ -93,18 +93,36 @@ func planLimits(l sandbox.Limits, cpus []int, pinned bool, devices, have []strin
 		// other sandboxes: so on ID. Inside, work competes only with init.
 		{part: partID, file: "cpu.weight", content: strconv.FormatUint(weight, 10), controller: ctlCPU},
 		{part: partWork, file: "cpu.max", content: cpuMax(l.CPUs), controller: ctlCPU},
+		// What PID 1 does for the workload counts, too. It keeps a little that
+		// a busy workload cannot take from it: it must answer.
+		{part: partID, file: "cpu.max", content: cpuMax(withInit(l.CPUs)), controller: ctlCPU},
 		// The kernel refuses to empty the set of a cgroup with processes (ENOSPC),
 		// so "no longer pinned" is the list of all cpus.
 		{part: partWork, file: "cpuset.cpus", content: formatCPUList(cpus), controller: ctlCPUSet, reset: !pinned},
 		{part: partWork, file: "memory.max", content: orMax(l.MemoryBytes), controller: ctlMemory},
 		{part: partWork, file: "pids.max", content: orMax(l.PIDs), controller: ctlPIDs},
 	}
-	for _, dev := range devices {
+	for _, dev := range devices { // on all of it: PID 1 writes the files of the API
 		plan = append(plan, setting{
-			part: partWork, file: "io.max", content: dev + " " + ioMax(l), controller: ctlIO, reset: !limitsIO(l),
+			part: partID, file: "io.max", content: dev + " " + ioMax(l), controller: ctlIO, reset: !limitsIO(l),
 		})
 	}
 	return only(have, plan)
+}
+
+// initShare is the part of a sandbox's cpus that PID 1 has beside its workload,
+// and initShareMin its least.
+const (
+	initShare    = 0.1
+	initShareMin = 0.01
+)
+
+// withInit is what a sandbox may use whose workload may use so many cpus.
+func withInit(cpus float64) float64 {
+	if cpus <= 0 {
+		return 0
+	}
+	return cpus + max(cpus*initShare, initShareMin)
 }
 
 // planReads lists what bounds the reads of l on further devices.
@@ -113,7 +131,7 @@ func planReads(l sandbox.Limits, devices, have []string) []setting {
 	var plan []setting
 	for _, dev := range devices {
 		plan = append(plan, setting{
-			part: partWork, file: "io.max", content: dev + " " + ioMax(reads), controller: ctlIO, reset: !limitsIO(reads),
+			part: partID, file: "io.max", content: dev + " " + ioMax(reads), controller: ctlIO, reset: !limitsIO(reads),
 		})
 	}
 	return only(have, plan)

@@ -36,8 +36,8 @@ func TestPlanLimits(t *testing.T) {
 			name: "nothing asked resets everything",
 			cpus: []int{0, 1}, have: allControllers(), devices: []string{"254:0"},
 			want: []string{
-				"/cpu.weight=100", "work/cpu.max=max 100000", "work/cpuset.cpus=0,1 (reset)", "work/memory.max=max", "work/pids.max=max",
-				"work/io.max=254:0 rbps=max wbps=max riops=max wiops=max (reset)",
+				"/cpu.weight=100", "work/cpu.max=max 100000", "/cpu.max=max 100000", "work/cpuset.cpus=0,1 (reset)", "work/memory.max=max", "work/pids.max=max",
+				"/io.max=254:0 rbps=max wbps=max riops=max wiops=max (reset)",
 			},
 		},
 		{
@@ -48,9 +48,9 @@ func TestPlanLimits(t *testing.T) {
 			},
 			cpus: []int{0, 2}, pinned: true, have: allControllers(), devices: []string{"254:0", "7:1"},
 			want: []string{
-				"/cpu.weight=250", "work/cpu.max=150000 100000", "work/cpuset.cpus=0,2", "work/memory.max=67108864", "work/pids.max=32",
-				"work/io.max=254:0 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
-				"work/io.max=7:1 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
+				"/cpu.weight=250", "work/cpu.max=150000 100000", "/cpu.max=165000 100000", "work/cpuset.cpus=0,2", "work/memory.max=67108864", "work/pids.max=32",
+				"/io.max=254:0 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
+				"/io.max=7:1 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
 			},
 		},
 		{
@@ -63,7 +63,7 @@ func TestPlanLimits(t *testing.T) {
 			name:   "the smallest quota the kernel takes",
 			limits: sandbox.Limits{CPUs: 0.01},
 			have:   []string{ctlCPU},
-			want:   []string{"/cpu.weight=100", "work/cpu.max=1000 100000"},
+			want:   []string{"/cpu.weight=100", "work/cpu.max=1000 100000", "/cpu.max=2000 100000"},
 		},
 		{name: "no controllers", limits: sandbox.Limits{CPUs: 1, PIDs: 1}},
 	} {
@@ -76,7 +76,7 @@ func TestPlanLimits(t *testing.T) {
 
 func TestPlanReads(t *testing.T) {
 	l := sandbox.Limits{IOReadBPS: 5, IOWriteBPS: 6, IOReadIOPS: 7, IOWriteIOPS: 8}
-	want := []string{"work/io.max=254:0 rbps=5 wbps=max riops=7 wiops=max"}
+	want := []string{"/io.max=254:0 rbps=5 wbps=max riops=7 wiops=max"}
 	if diff := cmp.Diff(want, render(planReads(l, []string{"254:0"}, allControllers()))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

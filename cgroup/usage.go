@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/cgroups/v3/cgroup2"
@@ -42,6 +43,35 @@ func (t *Tree) Usage(id sandbox.ID) (sandbox.Usage, error) {
 		return u, fmt.Errorf("counting usage of %s: %w", id, notFound(id, err))
 	}
 	return u, nil
+}
+
+// MemoryOver reports whether the workload's memory, with what PID 1 wrote for
+// it to file systems that live in memory, is more than its limit. The kernel
+// charges such a page to who wrote it, so the limit alone does not see it.
+// False without a limit, or where the host counts no memory.
+func (t *Tree) MemoryOver(id sandbox.ID) bool {
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return false
+	}
+	work, err := t.at(id, partWork)
+	if err != nil {
+		return false
+	}
+	text, err := read(work, "memory.max")
+	if err != nil {
+		return false
+	}
+	most, err := strconv.ParseUint(text, 10, 64)
+	if err != nil { // max
+		return false
+	}
+	anon, err := readFlat(work, "memory.stat", "anon")
+	if err != nil {
+		return false
+	}
+	shared, err := readFlat(dir, "memory.stat", "shmem")
+	return err == nil && anon+shared > most
 }
 
 // wholeUsage fills in what is counted for the sandbox as a whole.

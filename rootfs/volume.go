@@ -163,6 +163,16 @@ func mountXFS(image string) (*os.File, error) {
 	return tree, nil
 }
 
+// CheckVolumeSize finds a size that no image of a volume can have, where one
+// would have to be made. 0 is a size of the daemon's choice.
+func CheckVolumeSize(dir string, asked int64) error {
+	if _, err := os.Stat(filepath.Join(dir, "volume.img")); err == nil || asked == 0 {
+		return nil
+	}
+	_, err := volumeSize(asked, 1<<62)
+	return err
+}
+
 // volumeSize plans the size of a new image from what is free.
 func volumeSize(asked, free int64) (int64, error) {
 	size := asked

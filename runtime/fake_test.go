@@ -205,6 +205,7 @@ func (f fakeCgroups) SetLimits(sandbox.ID, sandbox.Limits) error {
 	return f.step("cgroup.limits", nil)
 }
 func (f fakeCgroups) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
+func (f fakeCgroups) MemoryOver(sandbox.ID) bool                       { return false }
 func (f fakeCgroups) Usage(id sandbox.ID) (sandbox.Usage, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

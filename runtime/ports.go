@@ -35,6 +35,7 @@ type Cgroups interface {
 	Remove(ctx context.Context, id sandbox.ID) error
 	List() ([]sandbox.ID, error)
 	MemoryShort() (why string, short bool)
+	MemoryOver(id sandbox.ID) bool
 }
 
 // Network is the host's side of every sandbox's network.

@@ -177,13 +177,39 @@ func (m *Manager) Files(ctx context.Context, ref string) (sandbox.Files, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &files{g: b.guest, b: b}, nil
+	return &files{g: b.guest, b: b, over: func() bool { return m.cgroup.MemoryOver(b.id) }}, nil
 }
 
 // files counts each piece of file work as activity.
 type files struct {
-	g sandbox.Files
-	b *box
+	g    sandbox.Files
+	b    *box
+	over func() bool // the sandbox has more memory than it may
+}
+
+// memoryEvery is after how many bytes of a file its sandbox's memory is looked
+// at again.
+const memoryEvery = 1 << 20
+
+// inMemory is what a client writes to a sandbox. It breaks off where the
+// sandbox has its memory full: a file may lie in /dev/shm, and PID 1, which
+// writes it, is not bound by the workload's limit.
+type inMemory struct {
+	io.Reader
+	over func() bool
+	left int // bytes until the next look
+}
+
+func (r *inMemory) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		if r.over() {
+			return 0, sandbox.Errorf(sandbox.ErrExhausted, "memory_full", "the sandbox has as much memory in use as it may, files in /dev/shm and other file systems in memory among it: remove some of those, or raise its limit")
+		}
+		r.left = memoryEvery
+	}
+	n, err := r.Reader.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
 }
 
 func (f *files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
@@ -208,7 +234,7 @@ func (f *files) Read(ctx context.Context, user, path string, offset, limit int64
 
 func (f *files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.Write(ctx, user, path, mode, r)
+	return f.g.Write(ctx, user, path, mode, &inMemory{Reader: r, over: f.over})
 }
 
 func (f *files) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
@@ -253,12 +279,12 @@ func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, e
 
 func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error {
 	defer f.b.enter()()
-	return f.g.TarIn(ctx, user, path, r)
+	return f.g.TarIn(ctx, user, path, &inMemory{Reader: r, over: f.over})
 }
 
 // Agent returns the file work of an agent.
 func (f *files) Agent(owner string) sandbox.AgentFiles {
-	a := &agentFiles{files: files{g: f.g, b: f.b}}
+	a := &agentFiles{files: files{g: f.g, b: f.b, over: f.over}}
 	if g, ok := f.g.(sandbox.Agents); ok {
 		a.agent = g.Agent(owner)
 		a.g = a.agent

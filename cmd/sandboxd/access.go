@@ -120,10 +120,14 @@ func listenAll(c config, log *slog.Logger) ([]net.Listener, error) {
 
 // checkCertificate finds what listenTLS would not find or could not read.
 func (c config) checkCertificate() error {
-	if c.Listen == "" {
+	at := c.Listen
+	if e, err := netip.ParseAddrPort(c.E2B.Listen); at == "" && err == nil && !e.Addr().IsLoopback() {
+		at = c.E2B.Listen
+	}
+	if at == "" {
 		return nil
 	}
-	_, err := openCertificate(c, c.Listen, slog.New(slog.DiscardHandler))
+	_, err := openCertificate(c, at, slog.New(slog.DiscardHandler))
 	return err
 }
 

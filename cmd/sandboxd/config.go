@@ -242,6 +242,9 @@ func (c config) check() error {
 	if !filepath.IsAbs(c.CgroupRoot) || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
 		bad("cgroup_parent %q: use an absolute path below the cgroup2 mount, as /sandboxd", c.CgroupRoot)
 	}
+	if _, err := newLogger(c); err != nil {
+		errs = append(errs, err)
+	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		bad("log_format %q: use text or json", c.LogFormat)
 	}

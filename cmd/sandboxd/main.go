@@ -99,10 +99,10 @@ Settings come from the built-in values, then the configuration file, then flags.
 		if err != nil {
 			return err
 		}
+		if err := c.preflight(); err != nil {
+			return fmt.Errorf("configuration: %w", err)
+		}
 		if checkOnly {
-			if err := c.checkCertificate(); err != nil {
-				return err
-			}
 			fmt.Fprintln(cmd.OutOrStdout(), "configuration is fine")
 			return nil
 		}

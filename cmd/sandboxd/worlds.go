@@ -183,12 +183,20 @@ func (w *worlds) recover(ctx context.Context) error {
 	return nil
 }
 
+// checkSlots tells whether there is room for production's sandboxes.
+func (w *worlds) checkSlots() error {
+	if first := w.c.firstSlot(); first < w.c.Slots {
+		return sandbox.Errorf(sandbox.ErrUnsupported, "no_slots", "the production world needs %d slots above the lab's %d, and ids and addresses reach to %d: lower max_sandboxes or production.max_sandboxes, or use a larger network.pool",
+			w.c.Production.Slots, w.c.Slots, first+w.c.Production.Slots)
+	}
+	return nil
+}
+
 // assemble opens production's packages and makes its manager.
 func (w *worlds) assemble(ctx context.Context) (err error) {
 	c := w.c.production()
-	if first := w.c.firstSlot(); first < w.c.Slots {
-		return sandbox.Errorf(sandbox.ErrUnsupported, "no_slots", "the production world needs %d slots above the lab's %d, and ids and addresses reach to %d: lower max_sandboxes or production.max_sandboxes, or use a larger network.pool",
-			c.Slots, w.c.Slots, first+c.Slots)
+	if err := w.checkSlots(); err != nil {
+		return err
 	}
 	defer func() {
 		if err != nil {

@@ -5,6 +5,8 @@ package faults
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -191,6 +193,50 @@ func TestFullStateDisk(t *testing.T) {
 	d.Agree(t)
 }
 
+// TestFilesHeedMemory writes to /dev/shm by the API, past PID 1's own bounds and
+// the workload's: the whole stays within the sandbox's memory. The control is
+// the same file on its disk.
+func TestFilesHeedMemory(t *testing.T) {
+	testenv.Need(t, testenv.CgroupControllers)
+	const most = 32 << 20
+	d := harness.Install(t, "pool:\n  size: 0\n")
+	id := string(d.New(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: most}}).ID)
+	files := d.Files(id)
+	write := func(path string) error {
+		_, err := files.Write(t.Context(), "0:0", path, 0o644, io.LimitReader(zeros{}, 2*most))
+		return err
+	}
+	if err := write("/root/file"); err != nil {
+		t.Errorf("on its disk: %v", err)
+	}
+	if err := write("/dev/shm/file"); sandbox.CodeOf(err) != "memory_full" {
+		t.Errorf("in memory: %v, want code memory_full", err)
+	}
+	shared := func() (n uint64) {
+		b, err := os.ReadFile(filepath.Join(harness.CgroupRoot(), d.Parent, id, "memory.stat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			if text, ok := strings.CutPrefix(line, "shmem "); ok {
+				n, _ = strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+			}
+		}
+		return n
+	}
+	for i := range 8 { // many that would each fit
+		_, _ = files.Write(t.Context(), "0:0", fmt.Sprint("/dev/shm/", i), 0o644, io.LimitReader(zeros{}, most/4))
+	}
+	if n := shared(); n > most*11/10 || n < most/2 {
+		t.Errorf("%d MiB of files in memory under a limit of %d", n>>20, most>>20)
+	}
+}
+
+// zeros never ends.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
 // TestOperatorGetsIn has a user of the socket open as many connections as he
 // can, and the daemon's limit of open files lowered below that: root still
 // lists and removes. The control: some of the user's connections are closed.
@@ -295,6 +341,69 @@ func TestWatchdog(t *testing.T) {
 	}
 	lock.Close()
 	testenv.Eventually(t, 60*time.Second, "reports again", more(2))
+}
+
+// TestCheckConfigFindsWhatStartRefuses gives --check-config and the start the
+// same mistakes. The control is the same configuration without one.
+func TestCheckConfigFindsWhatStartRefuses(t *testing.T) {
+	dir := t.TempDir()
+	plain, closed, long := filepath.Join(dir, "plain"), filepath.Join(dir, "closed"), filepath.Join(dir, strings.Repeat("x", 90))
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.Chmod(dir, 0o711), os.WriteFile(plain, nil, 0o600), os.Mkdir(closed, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	withProduction := filepath.Join(dir, "worlds")
+	if err := errors.Join(os.Mkdir(withProduction, 0o700), os.WriteFile(filepath.Join(withProduction, "production.db"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	run := func(extra string, args ...string) (string, error) {
+		config := filepath.Join(dir, "config.yaml")
+		if err := os.WriteFile(config, []byte(extra), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, harness.Program(t, "sandboxd"), append([]string{
+			"--config", config, "--cgroup", harness.CgroupMode(), "--cgroup-parent", "/sandboxd-check-config"}, args...)...).CombinedOutput()
+		if ctx.Err() != nil {
+			err = nil // it runs
+		}
+		return string(out), err
+	}
+	base := fmt.Sprintf("state_dir: %s\nrun_dir: %s\npool: {size: 0}\n", state, filepath.Join(dir, "run"))
+	if out, err := run(base, "--check-config"); err != nil {
+		t.Fatalf("without a mistake: %v: %s", err, out)
+	}
+	for name, text := range map[string]string{
+		"log level":              base + "log_level: loud\n",
+		"run dir too long":       fmt.Sprintf("state_dir: %s\nrun_dir: %s\n", state, long),
+		"run dir closed":         fmt.Sprintf("state_dir: %s\nrun_dir: %s/run\n", state, closed),
+		"run dir a file":         fmt.Sprintf("state_dir: %s\nrun_dir: %s\n", state, plain),
+		"state dir a file":       fmt.Sprintf("state_dir: %s\nrun_dir: %s/run\n", plain, dir),
+		"socket path too long":   base + "socket: " + filepath.Join(dir, strings.Repeat("s", 120)) + "\n",
+		"ingress at a file":      base + "network: {domain: a.example, ingress_listen: " + plain + "}\n",
+		"ingress in no dir":      base + "network: {domain: a.example, ingress_listen: " + dir + "/none/s}\n",
+		"not our address":        base + "metrics_listen: 127.0.0.1:0\nnetwork: {domain: a.example, ingress_listen: '192.0.2.77:8081'}\n",
+		"tls without":            base + "listen: 127.0.0.1:0\ntls_cert: /nowhere\ntls_key: /nowhere\n",
+		"e2b without tls":        base + "e2b: {listen: '0.0.0.0:7465', domain: a.example}\ntls_cert: /nowhere\ntls_key: /nowhere\n",
+		"slots of production":    strings.Replace(base, state, withProduction, 1) + "max_sandboxes: 100\nnetwork: {pool: 10.9.0.0/24}\n",
+		"a volume of no size":    base + "volume: {size: 1m}\n",
+		"an unknown cgroup mode": base + "cgroup_parent: sandboxd\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{}
+			if name == "an unknown cgroup mode" {
+				text += "cgroup: maybe\n"
+				args = []string{"--cgroup", "maybe"}
+			}
+			if out, err := run(text, append(args, "--check-config")...); err == nil {
+				t.Errorf("--check-config: %s", out)
+			}
+			if out, err := run(text, args...); err == nil {
+				t.Errorf("the start takes it: %s", out)
+			}
+		})
+	}
 }
 
 // writeLock holds the write lock of a database in WAL mode, until it is closed:

@@ -34,9 +34,8 @@ skip=$skip'|TestAccess$|TestBootID|TestMetrics|TestTraces|TestPackage'
 skip=$skip'|TestMCP|TestJavaScriptClient|TestManyClients|TestOwnersAreApart|TestE2B'
 skip=$skip'|TestVolumesAfterKill|TestSnapshotCarried|TestSnapshotOfWhatDoesNotRun|TestBudgetStopsBurner|TestTimeoutEndsTheTree|TestPublishedPortIsNotForSandboxes'
 skip=$skip'|TestMadeUpRequests|TestWebhookReceiverDown|TestSwitchClearsMuch|TestVolumeBackup|TestVolumesAndSnapshots|TestVolumeMountPointIsALink'
-skip=$skip'|TestHung|TestWatchdog|TestOperatorGetsIn|TestFullStateDisk|TestExitStatusOfBadConfig'
 skip=$skip'|TestCopyRacesALink|TestHostLoadsNothingOfASandbox|TestRemovalFollowsNoLink|TestOversizedFields|TestImageW|TestImageVolumes|TestUsersOutOfRange'
-skip=$skip'|TestDamagedDatabase|TestEnds$|TestTenants|TestHungPoolShell|TestHungInit|TestFullStateDisk|TestOperatorGetsIn|TestExitStatusOfBadConfig'
+skip=$skip'|TestHung|TestWatchdog|TestOperatorGetsIn|TestFullStateDisk|TestExitStatusOfBadConfig|TestCheckConfigFindsWhatStartRefuses|TestDamagedDatabase|TestEnds$|TestTenants'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }

@@ -51,8 +51,8 @@ func New(cfg Config) (*Launcher, error) {
 	l := &Launcher{dir: cfg.RunDir, env: append([]string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1", "GOMAXPROCS=1",
 	}, cfg.InitEnv...)}
-	if n := len(l.SocketPath(sandbox.NewID())); n > maxSunPath {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "run_dir_too_long", "run directory %s: sockets below it would have paths of %d bytes, and %d are the most: choose a shorter --run-dir", l.dir, n, maxSunPath)
+	if err := CheckRunDir(cfg.RunDir); err != nil {
+		return nil, err
 	}
 	// Mapped ids pass through the run directory to the skeleton.
 	if err := os.MkdirAll(l.dir, 0o711); err != nil {
@@ -89,6 +89,21 @@ func New(cfg Config) (*Launcher, error) {
 	}
 	l.skeleton = sk
 	return l, nil
+}
+
+// CheckRunDir finds what is wrong with a run directory, which need not exist.
+// Classes: ErrInvalid.
+func CheckRunDir(dir string) error {
+	l := Launcher{dir: dir}
+	if n := len(l.SocketPath(sandbox.NewID())); n > maxSunPath {
+		return sandbox.Errorf(sandbox.ErrInvalid, "run_dir_too_long", "run directory %s: sockets below it would have paths of %d bytes, and %d are the most: choose a shorter --run-dir", dir, n, maxSunPath)
+	}
+	// The directory itself is opened to others where it is not.
+	for at := filepath.Dir(dir); ; at = filepath.Dir(at) {
+		if _, err := os.Stat(at); err == nil || at == filepath.Dir(at) {
+			return checkReachable(at)
+		}
+	}
 }
 
 // checkReachable makes sure that mapped ids, which own nothing here, can walk
