@@ -227,8 +227,10 @@ func (m *Manager) missed(ctx context.Context, t *tally, err error) {
 	if t.failing.IsZero() {
 		t.failing = now
 	}
+	if t.err == nil || t.err.Error() != err.Error() {
+		m.log.ErrorContext(ctx, "look at a budget: tried again every second", "budget", t.row.Key, "err", err)
+	}
 	t.err, t.next = err, now.Add(time.Second)
-	m.log.ErrorContext(ctx, "look at a budget: tried again soon", "budget", t.row.Key, "err", err)
 	if class := sandbox.ClassOf(err); class == nil && now.Sub(t.failing) < closeAfter {
 		return // nothing new may begin meanwhile: see publishHolds
 	}
