@@ -11,12 +11,11 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/mattn/go-sqlite3" // poisons a database
-
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
+	_ "github.com/sandboxd/sandboxd/state" // has the driver of the database
 )
 
 // moneyTown is a daemon with a project that poisons the ledger and one that does
