@@ -2,9 +2,12 @@ package access
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -33,6 +36,59 @@ type Journal struct {
 	waits  []chan error // of those who want the rows until now on disk
 	full   bool         // the store refuses, and the backlog is full
 	closed bool
+
+	refusals map[string]*refusals // of owners; guarded by mu
+}
+
+// Bounds of rows about refused calls, so that who is refused writes nobody
+// else's rows out of the audit.
+const (
+	refusalsAtOnce = 300 // rows of one owner
+	refusalEvery   = 10 * time.Second
+	refusalsToldIn = time.Minute // after which those without a row are told, in one
+)
+
+// refusals are those of one owner.
+type refusals struct {
+	pace   *rate.Limiter
+	untold int      // without a row
+	last   AuditRow // of these
+}
+
+// refused reports whether a refused call has a row of its own; j.mu is held.
+func (j *Journal) refused(e AuditRow) bool {
+	r := j.refusals[e.Owner]
+	if r == nil {
+		if j.refusals == nil {
+			j.refusals = map[string]*refusals{}
+		}
+		r = &refusals{pace: rate.NewLimiter(rate.Every(refusalEvery), refusalsAtOnce)}
+		j.refusals[e.Owner] = r
+	}
+	if r.pace.Allow() {
+		return true
+	}
+	if r.untold++; r.untold == 1 {
+		time.AfterFunc(refusalsToldIn, func() {
+			j.mu.Lock()
+			j.tell(r)
+			j.mu.Unlock()
+			j.rouse()
+		})
+	}
+	r.last = e
+	return false
+}
+
+// tell writes one row of refused calls that have none; j.mu is held.
+func (j *Journal) tell(r *refusals) {
+	if r.untold == 0 {
+		return
+	}
+	e := r.last
+	e.Operation, e.Object, e.Request = "refused", fmt.Sprintf("%d calls, the last: %s %.100s", r.untold, e.Operation, e.Object), ""
+	r.untold = 0
+	j.add(e)
 }
 
 // OpenJournal starts the writer; Close ends it.
@@ -56,10 +112,13 @@ func (j *Journal) Ready() error {
 	return nil
 }
 
-// Note has a row written soon.
+// Note has a row written soon. Of calls that were refused an owner has some
+// hundred, and then one in some seconds; of the others one row a minute says how many they were.
 func (j *Journal) Note(e AuditRow) {
 	j.mu.Lock()
-	j.add(e)
+	if e.Status < 400 || j.refused(e) {
+		j.add(e)
+	}
 	j.mu.Unlock()
 	j.rouse()
 }
@@ -108,6 +167,9 @@ func (j *Journal) Close() error {
 	if j.closed {
 		j.mu.Unlock()
 		return nil
+	}
+	for _, r := range j.refusals {
+		j.tell(r)
 	}
 	j.closed = true
 	j.mu.Unlock()

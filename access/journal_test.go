@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -60,20 +61,20 @@ func TestJournalGathers(t *testing.T) {
 	l := &ledger{}
 	j := OpenJournal(l, nil)
 	for i := range 1000 {
-		j.Note(AuditRow{Status: i})
+		j.Note(AuditRow{Seq: int64(i)})
 	}
 	until(t, "the rows are not written", func() bool { n, _, _ := l.counts(); return n == 1000 })
 	if _, commits, _ := l.counts(); commits > 100 {
 		t.Errorf("%d transactions for 1000 rows", commits)
 	}
 	until(t, "the rows do not go to the disk", func() bool { _, _, n := l.counts(); return n == 1000 })
-	if err := j.NoteNow(t.Context(), AuditRow{Status: 1000}); err != nil {
+	if err := j.NoteNow(t.Context(), AuditRow{Seq: 1000}); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, n := l.counts(); n != 1001 {
 		t.Errorf("%d rows on disk when somebody waited for 1001", n)
 	}
-	j.Note(AuditRow{Status: 1001})
+	j.Note(AuditRow{Seq: 1001})
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestJournalGathers(t *testing.T) {
 		t.Errorf("%d rows on disk at the end", n)
 	}
 	for i, e := range l.rows {
-		if e.Status != i || e.Time.IsZero() {
+		if e.Seq != int64(i) || e.Time.IsZero() {
 			t.Fatalf("row %d is %+v", i, e)
 		}
 	}
@@ -116,5 +117,43 @@ func TestJournalLosesNothing(t *testing.T) {
 	}
 	if err := j.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefusalsAreBounded: a flood of refused calls leaves few rows, which say how
+// many they were, and every row of what was done.
+func TestRefusalsAreBounded(t *testing.T) {
+	l := &ledger{}
+	j := OpenJournal(l, slog.New(slog.DiscardHandler))
+	for i := range 20000 {
+		j.Note(AuditRow{Owner: "bob", Operation: "exec", Status: 403})
+		if i%200 == 0 {
+			j.Note(AuditRow{Owner: "alice", Operation: "exec", Status: 404})
+		}
+		if i%20 == 0 {
+			j.Note(AuditRow{Owner: "bob", Operation: "exec", Status: 200})
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var refused, told, done, others int
+	for _, e := range l.rows {
+		switch {
+		case e.Owner == "alice":
+			others++
+		case e.Status == 200:
+			done++
+		case e.Operation == "refused":
+			told++
+			if !strings.Contains(e.Object, "calls, the last: exec") {
+				t.Errorf("%q", e.Object)
+			}
+		default:
+			refused++
+		}
+	}
+	if refused < refusalsAtOnce || refused > refusalsAtOnce+20 || told == 0 || done != 1000 || others != 100 {
+		t.Errorf("%d refused, %d that tell of more, %d done, %d of somebody else", refused, told, done, others)
 	}
 }

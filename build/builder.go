@@ -77,6 +77,9 @@ const stagesAtOnce = 2
 // waiting is how many builds may wait for each that may run.
 const waiting = 4
 
+// sharesOfPlaces is how many owners at least can build at a time.
+const sharesOfPlaces = 2
+
 // cleanUpTime bounds the removal of a step's sandbox.
 const cleanUpTime = 30 * time.Second
 
@@ -85,6 +88,11 @@ type Builder struct {
 	cfg   Config
 	queue *semaphore.Weighted // builds that run or wait: each has files on disk
 	turn  *semaphore.Weighted // builds that run
+
+	places int // in the queue
+
+	mu     sync.Mutex
+	owners map[string]int // guarded by mu; how many places each has
 }
 
 // New returns a builder. Files of a predecessor's builds are deleted.
@@ -96,7 +104,7 @@ func New(cfg Config) (*Builder, error) {
 		return nil, fmt.Errorf("make the directory of builds: %w", err)
 	}
 	n := int64(max(cfg.AtOnce, 1))
-	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(n), queue: semaphore.NewWeighted(n * (1 + waiting))}, nil
+	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(n), queue: semaphore.NewWeighted(n * (1 + waiting)), places: int(n * (1 + waiting)), owners: map[string]int{}}, nil
 }
 
 // Tell takes the events of a build, one at a time. Its error ends the build.
@@ -119,10 +127,11 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 	if !samePlatform(req.Platform) && req.Platform != "" {
 		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrUnsupported, "build_platform", "platform %.40q: only %s can be built here", req.Platform, hostPlatform())
 	}
-	if !b.queue.TryAcquire(1) {
-		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "too many builds are waiting already: try again when one is done")
+	leave, err := b.enter(req.Actor)
+	if err != nil {
+		return sandbox.Image{}, err
 	}
-	defer b.queue.Release(1)
+	defer leave()
 	tree, err := b.receive(ctx, files)
 	if err != nil {
 		return sandbox.Image{}, err
@@ -146,6 +155,28 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 		return img, sandbox.Errorf(sandbox.ErrDeadline, "build_timeout", "the build took longer than its time limit: what was made stays in the cache; give it more with --timeout: %w", err)
 	}
 	return img, err
+}
+
+// enter takes a place among those who build or wait. One owner has at most a
+// share of them, so that others get in whatever that one sends or holds back.
+func (b *Builder) enter(owner string) (leave func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.owners[owner] >= max(1, b.places/sharesOfPlaces) {
+		return nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "%d builds of %s are under way already: try again when one is done", b.owners[owner], owner)
+	}
+	if !b.queue.TryAcquire(1) {
+		return nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "too many builds are waiting already: try again when one is done")
+	}
+	b.owners[owner]++
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.owners[owner]--; b.owners[owner] == 0 {
+			delete(b.owners, owner)
+		}
+		b.queue.Release(1)
+	}, nil
 }
 
 func (b *Builder) limit(ctx context.Context, req sandbox.BuildRequest) (context.Context, context.CancelFunc) {

@@ -133,6 +133,9 @@ func (m *Manager) ImportSnapshot(ctx context.Context, name, actor string, r io.R
 	if s, err = m.unpackRecord(c, host.Layers); err != nil {
 		return s, err
 	}
+	if err := m.measureCarried(ctx, &s, c); err != nil {
+		return s, err
+	}
 	s.Name, s.Owner = first(name, s.Name), actor
 	if err := m.state.ReserveSnapshot(ctx, s); err != nil {
 		return s, err
@@ -232,9 +235,10 @@ func (m *Manager) unpackRecord(c carried, home []string) (sandbox.Snapshot, erro
 	s := sandbox.Snapshot{
 		ID: sandbox.NewSnapshotID(), Name: from.Name, Kind: sandbox.SnapshotManual, CreatedAt: time.Now().UTC(),
 		Comment: first(from.Comment, fmt.Sprintf("imported; was %.14s", from.ID)), Spec: from.Spec, Image: from.Image,
-		SizeBytes: max(0, from.SizeBytes), Files: max(0, from.Files),
 	}
 	s.Spec.Snapshot, s.Spec.Volumes = "", nil // of the other host
+	s.Spec.Labels = maps.Clone(s.Spec.Labels)
+	maps.DeleteFunc(s.Spec.Labels, func(k, _ string) bool { return strings.HasPrefix(k, sandbox.ReservedLabels) })
 	var err error
 	if s.Layers, err = here(from.Layers); err != nil {
 		return s, err
@@ -244,4 +248,21 @@ func (m *Manager) unpackRecord(c carried, home []string) (sandbox.Snapshot, erro
 	}
 	s.Image.Layers, err = here(from.Image.Layers)
 	return s, err
+}
+
+// measureCarried counts what the layers that came with an archive hold: what it says
+// of itself is the sender's word, and quotas are reckoned with it.
+func (m *Manager) measureCarried(ctx context.Context, s *sandbox.Snapshot, c carried) error {
+	came := slices.Collect(maps.Values(c.Layers))
+	for _, layer := range slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.Layers), s.Image.Layers...)))) {
+		if !slices.Contains(came, layer) {
+			continue
+		}
+		bytes, files, err := m.roots.LayerUsage(ctx, layer)
+		if err != nil {
+			return err
+		}
+		s.SizeBytes, s.Files = s.SizeBytes+bytes, s.Files+files
+	}
+	return nil
 }

@@ -48,6 +48,9 @@ type Config struct {
 	Log   *slog.Logger
 	// AllowPrivate are ranges beside the public ones that may be called.
 	AllowPrivate []netip.Prefix
+	// Standing tells what an owner of webhooks may see now: everybody's events,
+	// their own, or, where not ok, none. Nil: what the filters say.
+	Standing func(owner string) (seesAll, ok bool)
 	// GiveUp is how old an event may become whose receiver does not answer;
 	// 0: a day.
 	GiveUp time.Duration

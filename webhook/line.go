@@ -150,6 +150,25 @@ func (l *line) wants(ctx context.Context, e sandbox.Event) (bool, error) {
 	return err == nil && f.WantsSandbox(owner, labels), err
 }
 
+// may reports whether the webhook's owner may be told of an event now: rights
+// are judged at the delivery, not when the webhook was made.
+func (l *line) may(ctx context.Context, e sandbox.Event) (bool, error) {
+	if l.d.cfg.Standing == nil || l.hook.Owner == "" {
+		return true, nil
+	}
+	all, ok := l.d.cfg.Standing(l.hook.Owner)
+	switch {
+	case !ok:
+		return false, nil
+	case all || l.hook.Project != "": // of a project: its own events alone
+		return true, nil
+	case e.Sandbox == "":
+		return e.Actor == l.hook.Owner || e.Type == sandbox.WebhookGap, nil
+	}
+	owner, _, err := l.d.tail.who(ctx, e.Sandbox)
+	return err == nil && owner == l.hook.Owner, err
+}
+
 // due marks what may be sent now as busy and returns it, and how long nothing
 // else will be due.
 func (l *line) due(now time.Time) (due []*job, wait time.Duration) {
@@ -198,6 +217,16 @@ func (l *line) attempt(j *job) {
 	j.attempts++
 	n := j.attempts
 	l.mu.Unlock()
+	if ok, err := l.may(l.life, j.event); err != nil || !ok {
+		if l.life.Err() == nil && err == nil {
+			l.finish(j)
+		} else {
+			l.mu.Lock()
+			j.busy, j.next = false, time.Now().Add(time.Second)
+			l.mu.Unlock()
+		}
+		return
+	}
 	r := l.d.send(l.life, l.hook, j.m, n)
 	if l.life.Err() != nil {
 		return // the next daemon tries again

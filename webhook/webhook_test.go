@@ -476,3 +476,42 @@ func TestSignature(t *testing.T) {
 }
 
 const wantMAC = "c275209bfed50f54f9b0d8dafaf250f3f08155fdaadece7fc4d3f5c7e3c8b6ba"
+
+// TestRightsAreJudgedAtDelivery: what an owner may not see any more is not told,
+// whatever the filter says.
+func TestRightsAreJudgedAtDelivery(t *testing.T) {
+	var mu sync.Mutex
+	all, ok := true, true
+	may := func(a, o bool) { mu.Lock(); defer mu.Unlock(); all, ok = a, o }
+	r := newReceiver(t, "a secret")
+	w := newWorld(t, Config{AllowPrivate: loopback, Standing: func(string) (bool, bool) { mu.Lock(); defer mu.Unlock(); return all, ok }})
+	w.hook(r.URL, noise)
+	for _, c := range []struct {
+		what    string
+		all, ok bool
+		told    int
+	}{{"an admin", true, true, 10}, {"demoted", false, true, 0}, {"disabled", false, false, 0}, {"an admin again", true, true, 10}} {
+		may(c.all, c.ok)
+		before := len(r.messages())
+		w.happen(10, "sba")
+		testenv.Eventually(t, 20*time.Second, "all are looked at", func() bool { return w.Stats().Waiting == 0 && w.caughtUp() })
+		if n := len(r.messages()) - before; n != c.told {
+			t.Errorf("%s is told %d events of another's sandbox, want %d", c.what, n, c.told)
+		}
+	}
+}
+
+// caughtUp reports whether every line has read to the log's end.
+func (w *world) caughtUp() bool {
+	last, err := w.db.LastEventSeq(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, l := range w.all() {
+		var h sandbox.Webhook
+		if l.describe(&h); h.Cursor < last {
+			return false
+		}
+	}
+	return true
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -52,6 +53,10 @@ func (s *server) admit(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !ownOrigin(r) {
+			s.refuse(w, r, sandbox.Errorf(sandbox.ErrForbidden, "origin_forbidden", "a page of %.100q may not call this daemon: only its own pages may", r.Header.Get("Origin")))
+			return
+		}
 		if _, known := access.Of(r.Context()); known || public(r) {
 			next.ServeHTTP(w, r)
 			return
@@ -103,6 +108,18 @@ func hangUp(ctx context.Context) {
 	if conn != nil {
 		_ = conn.Close() // it may be closed
 	}
+}
+
+// ownOrigin reports whether a request may come from where its browser says:
+// from no page, or one of the daemon's own. Whose page it is no key or user
+// tells: a browser sends them along for any (RFC 6455, section 10.2).
+func ownOrigin(r *http.Request) bool {
+	origin, given := r.Header["Origin"]
+	if !given {
+		return true
+	}
+	u, err := url.Parse(strings.Join(origin, " "))
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
 }
 
 // public reports whether a path is for everybody: it tells nothing but what

@@ -66,7 +66,7 @@ func (s *server) buildRoutes() {
 // build runs a build. Its answer begins with its first event, so what is
 // wrong with the request is told as any other problem is.
 func (s *server) build(ctx context.Context, async bool) (*huma.StreamResponse, error) {
-	r := requestOf(ctx).r
+	r := uploadOf(ctx)
 	parts, err := r.MultipartReader()
 	if err != nil {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "unsupported_media_type", "the body must be multipart/form-data with the parts %s and %s: %w", api.BuildRequestPart, api.BuildContextPart, err)

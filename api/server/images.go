@@ -37,7 +37,7 @@ func (s *server) imageRoutes() {
 		Summary: "Import an archive as an image: of a root file system, an OCI layout or docker save", Tags: []string{"images"}, RequestBody: streamBody("application/x-tar"),
 	}, func(ctx context.Context, in *importInput) (*result[sandbox.Image], error) {
 		req := sandbox.ImportRequest{Name: in.Name, Platform: in.Platform, Actor: actorOf(ctx)}
-		return wrap(s.m.ImportImage(ctx, req, requestOf(ctx).r.Body))
+		return wrap(s.m.ImportImage(ctx, req, uploadOf(ctx).Body))
 	})
 	s.imageMoveRoutes()
 	register(s, huma.Operation{

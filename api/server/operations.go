@@ -26,10 +26,10 @@ const (
 	operationBuild = "build-image"
 )
 
-// Bounds of what is remembered of operations that have ended, and of those one
-// owner may have under way in the background.
+// Bounds of what is remembered of an owner's operations that have ended, and of
+// those an owner may have under way in the background.
 const (
-	operationsKept   = 1000
+	operationsKept   = 250 // of one owner
 	operationsKeptOf = 24 * time.Hour
 	operationsAtOnce = 32
 )
@@ -157,21 +157,28 @@ func (b *board) begin(ctx context.Context, kind, subject string, background bool
 	owner := actorOf(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	running := 0
+	running, kept := 0, 0 // of the owner
 	b.all = slices.DeleteFunc(b.all, func(o *operation) bool {
 		seen := o.now()
+		if seen.Ended() && time.Since(*seen.EndedAt) > operationsKeptOf {
+			return true
+		}
+		if seen.Owner == owner {
+			kept++
+		}
 		if !seen.Ended() && seen.Owner == owner {
 			running++
 		}
-		return seen.Ended() && time.Since(*seen.EndedAt) > operationsKeptOf
+		return false
 	})
 	if background && running >= operationsAtOnce {
 		return nil, nil, sandbox.Errorf(sandbox.ErrExhausted, "too_many_operations",
 			"%d operations are under way for %s: wait for one, or cancel one (GET /v1/operations)", running, owner)
 	}
-	if excess := len(b.all) + 1 - operationsKept; excess > 0 {
+	// One owner's pushes out that owner's: a flood erases nobody else's.
+	if excess := kept + 1 - operationsKept; excess > 0 {
 		b.all = slices.DeleteFunc(b.all, func(o *operation) bool {
-			if excess > 0 && o.now().Ended() {
+			if seen := o.now(); excess > 0 && seen.Owner == owner && seen.Ended() {
 				excess--
 				return true
 			}

@@ -118,7 +118,7 @@ func (s *server) snapshotRoutes() {
 		OperationID: "import-snapshot", Method: http.MethodPost, Path: "/v1/snapshots", DefaultStatus: http.StatusCreated, Tags: tags,
 		Summary: "Make a snapshot of an exported one", RequestBody: streamBody("application/x-tar"),
 	}, func(ctx context.Context, in *snapshotImport) (*result[sandbox.Snapshot], error) {
-		return wrap(s.m.ImportSnapshot(ctx, in.Name, actorOf(ctx), requestOf(ctx).r.Body))
+		return wrap(s.m.ImportSnapshot(ctx, in.Name, actorOf(ctx), uploadOf(ctx).Body))
 	})
 	for path, what := range map[string]string{"/v1/snapshots/{ref}/fork": "snapshot", "/v1/sandboxes/{ref}/fork": "sandbox"} {
 		register(s, huma.Operation{

@@ -107,7 +107,7 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 	if err != nil {
 		return err
 	}
-	hooks, err := openWebhooks(ctx, c, parts.db, log)
+	hooks, err := openWebhooks(ctx, c, parts.db, office, log)
 	if err != nil {
 		return err
 	}

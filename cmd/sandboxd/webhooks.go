@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 	"github.com/sandboxd/sandboxd/webhook"
@@ -39,10 +40,14 @@ func (c webhookConfig) check() []error {
 // hookDesk is a desk and its end.
 type hookDesk struct{ *webhook.Desk }
 
-func openWebhooks(ctx context.Context, c config, db *state.DB, log *slog.Logger) (hookDesk, error) {
+func openWebhooks(ctx context.Context, c config, db *state.DB, office *access.Office, log *slog.Logger) (hookDesk, error) {
 	d := webhook.New(webhook.Config{
 		Store: db, Log: log, AllowPrivate: c.Webhooks.AllowPrivate,
 		GiveUp: time.Duration(c.Webhooks.GiveUp), Refusals: c.Webhooks.Refusals,
+		Standing: func(owner string) (seesAll, ok bool) {
+			caller, err := office.Standing(owner)
+			return caller.SeesAll(), err == nil
+		},
 	})
 	return hookDesk{d}, d.Start(ctx)
 }

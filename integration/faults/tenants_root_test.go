@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -161,6 +162,70 @@ func TestTenants(t *testing.T) {
 	t.Run("names", w.names)
 	t.Run("labels", w.labels)
 	t.Run("streams", w.streams)
+	t.Run("origins", w.origins)
+	t.Run("carried", w.carried)
+}
+
+// origins: a page from elsewhere may call nothing, with root's socket neither.
+func (w *tenants) origins(t *testing.T) {
+	w.t = t
+	for _, path := range []string{"/v1/sandboxes", "/mcp", "/v1/run"} {
+		if a := w.native("root", "GET", path, "", "Origin", "https://evil.example"); a.status != http.StatusForbidden || field(t, a, "code") != "origin_forbidden" {
+			t.Errorf("%s for a foreign page: %d %s", path, a.status, a.body)
+		}
+	}
+	if a := w.native("root", "GET", "/v1/sandboxes", "", "Origin", "http://x"); a.status != http.StatusOK { // the control
+		t.Errorf("for a page of its own: %d %s", a.status, a.body)
+	}
+}
+
+// carried: an archive that claims to hold nothing counts for what it holds.
+func (w *tenants) carried(t *testing.T) {
+	w.t = t
+	box := w.make("bob", `{`+small+`}`)
+	w.Sh(t, box, "head -c 3000000 /dev/urandom > /root/big; sync")
+	snap := field(t, w.native("bob", "POST", "/v1/sandboxes/"+box+"/snapshots", `{}`), "id")
+	archive := w.native("bob", "GET", "/v1/snapshots/"+snap+"/archive", "")
+	if archive.status != http.StatusOK {
+		t.Fatalf("export: %d %.300s", archive.status, archive.body)
+	}
+	var lying bytes.Buffer
+	in, out := tar.NewReader(strings.NewReader(archive.body)), tar.NewWriter(&lying)
+	for {
+		h, err := in.Next()
+		if err != nil {
+			break
+		}
+		b, err := io.ReadAll(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var record map[string]any
+		if json.Unmarshal(b, &record) == nil && record["snapshot"] != nil {
+			record["snapshot"].(map[string]any)["size_bytes"] = 0
+			if b, err = json.Marshal(record); err != nil {
+				t.Fatal(err)
+			}
+			h.Size = int64(len(b))
+		}
+		if err := out.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var s sandbox.Snapshot
+	a := w.native("bob", "POST", "/v1/snapshots", lying.String(), "Content-Type", "application/x-tar")
+	if err := json.Unmarshal([]byte(a.body), &s); err != nil || a.status/100 != 2 {
+		t.Fatalf("import: %d %.300s", a.status, a.body)
+	}
+	if s.SizeBytes < 3_000_000 {
+		t.Errorf("a snapshot of 3 MB that claims 0 counts for %d bytes", s.SizeBytes)
+	}
 }
 
 func (w *tenants) tokens(t *testing.T) {
