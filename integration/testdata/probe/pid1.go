@@ -335,13 +335,14 @@ func writes(name, what string) func(tid int) error {
 func limits(pid int) error {
 	out := tally{}
 	for _, tid := range threads(pid) {
+		for name, f := range onThread {
+			out.add(name, f(tid))
+		}
+		// Last: a process that may have no memory dies of it.
 		for res := range 16 {
 			tight := unix.Rlimit{}
 			out.add("prlimit "+strconv.Itoa(res), unix.Prlimit(tid, res, &tight, nil))
 			out.add("prlimit asked "+strconv.Itoa(res), unix.Prlimit(tid, res, nil, &tight))
-		}
-		for name, f := range onThread {
-			out.add(name, f(tid))
 		}
 	}
 	return out.tell()
