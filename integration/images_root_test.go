@@ -291,6 +291,7 @@ func TestRegistryAuth(t *testing.T) {
 	if strings.Contains(d.Log.String(), registryPassword) {
 		t.Error("the password stands in the daemon's log")
 	}
+	d.stop() // one network namespace has room for one daemon
 	configured := install(t, "registries:\n  '"+g.host+"': {username: "+registryUser+", password: "+registryPassword+"}\n")
 	if _, err := configured.PullImage(t.Context(), sandbox.PullRequest{Reference: ref}, nil); err != nil {
 		t.Errorf("by the daemon's configuration: %v", err)
@@ -344,6 +345,7 @@ func TestRegistryInPlain(t *testing.T) {
 	if out, errs, code := d.cli(t, nil, "", "image", "pull", "-q", "--plain-http", host, ref); code != 0 || strings.TrimSpace(out) != l.digest {
 		t.Errorf("allowed: exit %d, %q, %s", code, out, errs)
 	}
+	d.stop() // one network namespace has room for one daemon
 	configured := install(t, "registries: {'"+host+"': {plain_http: true}}\n")
 	if _, err := configured.PullImage(t.Context(), sandbox.PullRequest{Reference: ref}, nil); err != nil {
 		t.Errorf("configured: %v", err)

@@ -65,6 +65,8 @@ type config struct {
 	MetricsListen string `yaml:"metrics_listen"` // also served there, to whoever asks; an address of this machine
 
 	E2B e2bConfig `yaml:"e2b"`
+
+	Backup backupConfig `yaml:"backup"`
 }
 
 type volumeConfig struct {
@@ -194,6 +196,7 @@ func builtinConfig() config {
 		Production: builtinProduction(),
 		Webhooks:   webhookConfig{GiveUp: duration(24 * time.Hour), Refusals: 10},
 		Telemetry:  telemetryConfig{Sample: 1},
+		Backup:     builtinBackup(),
 	}
 }
 
@@ -254,6 +257,9 @@ func (c config) check() error {
 	errs = append(errs, c.checkAccess()...)
 	errs = append(errs, c.Network.check()...)
 	errs = append(errs, c.E2B.check()...)
+	if err := c.Backup.check(); err != nil {
+		errs = append(errs, err)
+	}
 	if err := c.Network.checkIngress(); err != nil {
 		errs = append(errs, err)
 	}

@@ -80,6 +80,14 @@ func (e evidence) disagreement() string {
 
 // identify looks at a world. In a quarantine its volume is held as it is.
 func identify(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity, error) {
+	v, err := judgeWorld(db, roots, tree)
+	if v.why != "" {
+		roots.Hold()
+	}
+	return v, err
+}
+
+func judgeWorld(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity, error) {
 	empty, err := roots.Empty()
 	if err != nil {
 		return identity{}, err
@@ -93,9 +101,6 @@ func identify(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity, e
 	v := e.judge()
 	if err != nil {
 		v.why = err.Error()
-	}
-	if v.why != "" {
-		roots.Hold()
 	}
 	return v, nil
 }
@@ -134,9 +139,9 @@ type keeper struct {
 	done  sync.WaitGroup
 }
 
-// keepInStep stamps what belongs together, and goes on doing so. A world in
-// quarantine is left as it is.
-func keepInStep(ctx context.Context, v identity, db *state.DB, roots *rootfs.Store, tree *cgroup.Tree, log *slog.Logger) (stop func()) {
+// keepInStep stamps what belongs together, and goes on doing so, and
+// makes backups. A world in quarantine is left as it is, with its backups.
+func keepInStep(ctx context.Context, c config, name string, v identity, db *state.DB, roots *rootfs.Store, tree *cgroup.Tree, log *slog.Logger) (stop func()) {
 	if v.why != "" {
 		return func() {}
 	}
@@ -151,7 +156,9 @@ func keepInStep(ctx context.Context, v identity, db *state.DB, roots *rootfs.Sto
 	}
 	events, cancel := db.Subscribe()
 	k.done.Go(func() { k.run(events) })
+	rest := keepBackups(c, name, db, log)
 	return sync.OnceFunc(func() {
+		rest()
 		cancel()
 		close(k.quit)
 		k.done.Wait()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -63,7 +64,7 @@ over with their processes and unread output.
 
 Settings come from the built-in values, then the configuration file, then flags.`,
 		Example: `  sandboxd                                  # as the systemd unit runs it
-  sandboxd --cgroup=best-effort --state-dir /tmp/s --run-dir /tmp/r
+  sandboxd --cgroup=best-effort             # where limits cannot be enforced
   sandboxd --check-config --config ./config.yaml
   sandboxd tls init --host box.example.com && sandboxd --listen 0.0.0.0:7463`,
 		Args: cobra.NoArgs, Version: version, SilenceUsage: true, SilenceErrors: true,
@@ -122,10 +123,57 @@ meanwhile on the same state directory.`,
 			return asDaemon(c, func(ctx context.Context, log *slog.Logger) error { return retire(ctx, c, log) })
 		},
 	})
+	cmd.AddCommand(recoverCommand(configured), restoreCommand(configured))
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
 	cmd.AddCommand(tlsCommand(), manCommand(cmd))
 	return cmd
+}
+
+// recoverCommand decides about what databases do not know.
+func recoverCommand(configured func() (config, error)) *cobra.Command {
+	var adopt, remove []string
+	cmd := &cobra.Command{
+		Use: "recover", Args: cobra.NoArgs,
+		Short: "List, adopt or remove what the database does not know, where no daemon runs",
+		Long: `recover ends a quarantine: a database that was lost, damaged, or put back from a
+backup does not know all that lies on the volume. Without flags it lists that and
+changes nothing. What is adopted becomes an image, recovered-…, of the files that
+were written; its processes end. Sandboxes that the database knows go on.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := configured()
+			if err != nil {
+				return err
+			}
+			return asDaemon(c, func(ctx context.Context, _ *slog.Logger) error {
+				return recoverAll(ctx, c, cmd.OutOrStdout(), adopt, remove)
+			})
+		},
+	}
+	cmd.Flags().StringSliceVar(&adopt, "adopt", nil, "sandboxes and layers to keep as images, or 'all'")
+	cmd.Flags().StringSliceVar(&remove, "remove", nil, "sandboxes and layers to remove for good, or 'all'")
+	return cmd
+}
+
+// restoreCommand puts a backup back.
+func restoreCommand(configured func() (config, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: "restore [BACKUP]", Args: cobra.MaximumNArgs(1),
+		Short: "Put a backup of the database in its place, where no daemon runs",
+		Long: `restore puts a backup, by default the newest of STATE/backups, in the place of the
+database, and keeps what was there beside it. Those named production-… are of the
+production world. What is newer than the backup stays on the volume: the next
+start is in quarantine until 'sandboxd recover' has decided about it.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := configured()
+			if err != nil {
+				return err
+			}
+			return asDaemon(c, func(context.Context, *slog.Logger) error {
+				return restore(c, strings.Join(args, ""), cmd.OutOrStdout())
+			})
+		},
+	}
 }
 
 // asDaemon runs what needs all rights of the daemon, until a signal ends it.

@@ -14,7 +14,7 @@ import (
 // shells that were kept ready. It is what goes before the removal of the
 // package. Repeating it is safe.
 func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
-	unlock, err := lockState(c.StateDir)
+	unlock, err := lockAll(c)
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func (s *service) Doctor(ctx context.Context) []sandbox.Check { return s.doctor.
 
 // serve runs the daemon until ctx ends.
 func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) (err error) {
-	unlock, err := lockState(c.StateDir)
+	unlock, err := lockAll(c)
 	if err != nil {
 		return err
 	}
@@ -336,30 +336,13 @@ func (c *closers) close() error {
 	return errors.Join(errs...)
 }
 
-// lockState keeps a second daemon off the same state directory. The lock
-// goes with the process, however that ends.
-func lockState(dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the state directory: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock the state directory: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("another sandboxd uses %s: end it, or choose another --state-dir: %w", dir, err)
-	}
-	return func() { f.Close() }, nil
-}
-
 // listen makes the API's socket: root and the group may use it, nobody else.
 func listen(c config, log *slog.Logger) (net.Listener, error) {
 	path := c.socketPath()
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
 	}
-	// We hold the state lock: a socket that is there belongs to nobody.
+	// We hold its lock: a socket that is there belongs to nobody.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old socket: %w", err)
 	}

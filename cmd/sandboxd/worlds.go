@@ -176,7 +176,7 @@ func (w *worlds) recover(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	w.stops = append(w.stops, keepInStep(all, w.parts.whose, w.parts.db, w.parts.roots, w.parts.tree, w.log))
+	w.stops = append(w.stops, keepInStep(all, w.c, "sandboxd", w.parts.whose, w.parts.db, w.parts.roots, w.parts.tree, w.log))
 	if w.far != nil {
 		w.stops = append(w.stops, w.inStep())
 	}
@@ -253,7 +253,7 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 	}
 	whose.meet(w.parts.network, roots)
 	w.inStep = func() (stop func()) {
-		return keepInStep(ctx, whose, db, roots, tree, w.log.With("world", "production"))
+		return keepInStep(ctx, w.c, "production", whose, db, roots, tree, w.log.With("world", "production"))
 	}
 	w.far, w.farDB = runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), Slots: c.Slots, UIDBase: c.UIDBase, Seccomp: filter, Quarantine: whose.why,
