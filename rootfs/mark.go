@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mark is what a volume says of where it belongs; see ADR 16.
+// Mark is what a volume says of where it belongs; see ADR 17.
 type Mark struct {
 	ID         string `json:"id"`
 	Generation int64  `json:"generation"`

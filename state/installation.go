@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// Installation is what a database says of where it belongs; see ADR 16.
+// Installation is what a database says of where it belongs; see ADR 17.
 type Installation struct {
 	ID         string // none: nobody has stamped it
 	Generation int64

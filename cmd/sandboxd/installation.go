@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/state"
 )
 
-// identity is whether a database and what it speaks of belong together: ADR 16.
+// identity is whether a database and what it speaks of belong together: ADR 17.
 type identity struct {
 	id  string // of the installation, as the volume says, or the database
 	why string // why they do not belong together; empty: they do
