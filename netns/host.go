@@ -168,7 +168,10 @@ func (h *Host) open(cfg Config) error {
 	if h.table, err = openTable(planTable(h.pool, cfg.Deny, cfg.Admit)); err != nil {
 		return err
 	}
-	if h.foreign, err = h.table.belong(cfg.Installation); err != nil {
+	if h.foreign, err = h.table.belong(cfg.Installation, func(link string) bool {
+		_, err := h.route.LinkByName(link)
+		return err == nil
+	}); err != nil {
 		return err
 	}
 	if err := h.table.install(); err != nil {

@@ -16,7 +16,7 @@ func (h *Host) Hold() { h.held.Store(true) }
 
 // belong plans the table for an installation, and returns the one that has
 // links in it, if that is another.
-func (t *table) belong(installation string) (foreign string, err error) {
+func (t *table) belong(installation string, alive func(link string) bool) (foreign string, err error) {
 	t.mu.Lock()
 	sets, _, err := t.existing()
 	t.mu.Unlock()
@@ -30,7 +30,12 @@ func (t *table) belong(installation string) (foreign string, err error) {
 		return elems
 	}
 	owner := have(setOwner)
-	if busy := len(have(setSources)) > 0; busy && len(owner) > 0 && owner[0].Comment != installation {
+	// A link goes with the sandbox's namespace, whoever ended that.
+	busy := slices.ContainsFunc(have(setSources), func(e nftables.SetElement) bool {
+		name, _ := splitSource(e.Key)
+		return alive(name)
+	})
+	if busy && len(owner) > 0 && owner[0].Comment != installation {
 		foreign, installation = owner[0].Comment, owner[0].Comment
 	}
 	if installation != "" {
