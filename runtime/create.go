@@ -39,6 +39,10 @@ func (m *Manager) createOnce(ctx context.Context, req sandbox.CreateRequest) (sb
 		work, observed := m.observe(work, WorkCreate)
 		sb, existed, err := m.createPatiently(work, req)
 		observed(err)
+		if existed && err == nil && (sb.Status == sandbox.StatusCompleting || sb.Status.Terminal()) {
+			err = &sandbox.Error{Class: sandbox.ErrConflict, Code: sandbox.CodeKeyGone, Reason: sb.Reason, Detail: fmt.Sprintf(
+				"the idempotency key made sandbox %s, which has ended (%s): nothing is made again; use a new key for another", sb.ID, sb.Reason)}
+		}
 		done <- result{sb, existed, err}
 	})
 	select {

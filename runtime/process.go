@@ -105,7 +105,8 @@ func (m *Manager) Processes(ctx context.Context, ref string) ([]sandbox.Process,
 	if err != nil {
 		return nil, err
 	}
-	if b := m.box(sb.ID); b != nil && sb.Status == sandbox.StatusRunning {
+	// What is frozen are the processes, not PID 1.
+	if b := m.box(sb.ID); b != nil && (sb.Status == sandbox.StatusRunning || sb.Status == sandbox.StatusPaused) {
 		procs, err := b.guest.Processes(ctx)
 		ends := make([]*sandbox.ExitStatus, len(procs))
 		for i := range procs {

@@ -57,6 +57,10 @@ const (
 	CodeReset   = "sandbox_reset"   // a reset, rollback or undo killed its processes
 )
 
+// CodeKeyGone is the code of a repeated create whose sandbox has ended: a key
+// means one sandbox for ever. It carries the sandbox's Reason.
+const CodeKeyGone = "idempotency_gone"
+
 // ReasonOf returns why the sandbox that err is about ended or stopped.
 func ReasonOf(err error) Reason {
 	if e, ok := errors.AsType[*Error](err); ok {

@@ -473,3 +473,36 @@ func judge(t *testing.T, e anEnd, name string, got told) {
 		t.Errorf("%s: told %q, reason %q (%s): want %s, %q", name, got.code, got.reason, got.text, e.code, e.reason)
 	}
 }
+
+// TestKeyOfTheEnded: a create repeated with its key names the sandbox while it
+// lives (the control), and is an error once that has ended.
+func TestKeyOfTheEnded(t *testing.T) {
+	d := harness.Install(t, "")
+	first, err := d.Create(t.Context(), sandbox.Spec{}, "k1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := d.Create(t.Context(), sandbox.Spec{}, "k1"); err != nil || again.ID != first.ID {
+		t.Errorf("repeated: %s, %v; want %s", again.ID, err, first.ID)
+	}
+	must(t)(d.Remove(t.Context(), string(first.ID)))
+	_, err = d.Create(t.Context(), sandbox.Spec{}, "k1")
+	if sandbox.CodeOf(err) != sandbox.CodeKeyGone || sandbox.ReasonOf(err) != sandbox.ReasonCancelled || !strings.Contains(err.Error(), string(first.ID)) {
+		t.Errorf("repeated after its end: %v", err)
+	}
+}
+
+// TestProcessesOfPaused: a pause hides no process.
+func TestProcessesOfPaused(t *testing.T) {
+	d := harness.Install(t, "")
+	sb := d.New(t, sandbox.Spec{})
+	p, err := d.StartProcess(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t)(d.Pause(t.Context(), string(sb.ID)))
+	all, err := d.Processes(t.Context(), string(sb.ID))
+	if err != nil || len(all) != 1 || all[0].ID != p.ID || all[0].Exit != nil {
+		t.Errorf("processes of a paused sandbox: %+v, %v", all, err)
+	}
+}
