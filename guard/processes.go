@@ -232,6 +232,10 @@ func (r readOnly) List(ctx context.Context, user, path string, depth int) ([]san
 	return r.f.List(ctx, user, path, depth)
 }
 
+func (r readOnly) Each(ctx context.Context, user, path string, depth int, f func(sandbox.FileInfo) error) error {
+	return r.f.Each(ctx, user, path, depth, f)
+}
+
 func (r readOnly) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
 	return r.f.Read(ctx, user, path, offset, limit)
 }

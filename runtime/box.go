@@ -25,6 +25,7 @@ type box struct {
 
 	mu       sync.Mutex
 	status   sandbox.Status     // guarded by mu; as in the row, or about to be in that of one that was struck
+	owner    string             // guarded by mu; as in the row, once it runs
 	byBudget bool               // guarded by mu; a budget made it so
 	acted    bool               // guarded by mu; one is being carried out on it
 	shell    *launch.Shell      // guarded by mu; nil while none runs

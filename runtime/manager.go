@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
@@ -33,9 +34,10 @@ type Config struct {
 	Usage        UsageConfig
 	Prices       []cost.Book // as configured
 	Pool         PoolConfig
-	Library      Library  // nil: no image can be pulled, pushed or exported
-	Dial         Dial     // nil: the real one
-	Observer     Observer // nil: nobody watches
+	Library      Library        // nil: no image can be pulled, pushed or exported
+	Dial         Dial           // nil: the real one
+	Observer     Observer       // nil: nobody watches
+	Answers      *guest.Account // what sandboxes' answers may take in memory; nil: one of its own
 	Log          *slog.Logger
 }
 
@@ -111,6 +113,9 @@ func New(cfg Config, db *state.DB, cg Cgroups, net Network, roots Roots, shells 
 		cfg: cfg, log: cfg.Log, state: db, cgroup: cg, net: net, roots: roots, shells: shells, dial: dial,
 		life: life, cancel: cancel, retry: retryTeardown, launchIn: launchTimeout, cleaning: make(chan struct{}, cleanUps), boxes: map[sandbox.ID]*box{},
 		schedules: make(chan struct{}, 1),
+	}
+	if cfg.Answers == nil {
+		m.cfg.Answers = guest.NewAccount()
 	}
 	m.cfg.Usage = cfg.Usage.orDefault()
 	m.budgets.wake, m.budgets.tallies = make(chan struct{}, 1), map[string]*tally{}
@@ -272,6 +277,18 @@ func (m *Manager) running(ctx context.Context, ref string) (*box, error) {
 		return nil, sandbox.Errorf(sandbox.ErrConflict, "sandbox_not_running", "sandbox %s is %s, not running", ref, sb.Status)
 	}
 }
+
+// charged has what a sandbox's PID 1 answers counted as the sandbox's, and its
+// owner's.
+func (m *Manager) charged(ctx context.Context, b *box) context.Context {
+	b.mu.Lock()
+	owner := b.owner
+	b.mu.Unlock()
+	return m.cfg.Answers.Charge(ctx, b.id, owner)
+}
+
+// Answers returns the account of what sandboxes' answers take.
+func (m *Manager) Answers() *guest.Account { return m.cfg.Answers }
 
 // ended is the error for work on a sandbox that is gone.
 func ended(sb sandbox.Sandbox) error {

@@ -42,7 +42,7 @@ func (m *Manager) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec
 		return nil, err
 	}
 	leave, heard, shell := b.enter(), m.hurry.begin(), b.present()
-	p, err := b.guest.Exec(ctx, spec)
+	p, err := b.guest.Exec(m.charged(ctx, b), spec)
 	if err != nil {
 		leave()
 		heard()
@@ -90,7 +90,7 @@ func (m *Manager) Attach(ctx context.Context, ref string, id sandbox.ProcessID, 
 		return nil, err
 	}
 	leave, shell := b.enter(), b.present()
-	p, err := b.guest.Attach(ctx, id, offset)
+	p, err := b.guest.Attach(m.charged(ctx, b), id, offset)
 	if err != nil {
 		leave()
 		return nil, m.fate(b, shell, err)
@@ -107,7 +107,7 @@ func (m *Manager) Processes(ctx context.Context, ref string) ([]sandbox.Process,
 	}
 	// What is frozen are the processes, not PID 1.
 	if b := m.box(sb.ID); b != nil && (sb.Status == sandbox.StatusRunning || sb.Status == sandbox.StatusPaused) {
-		procs, err := b.guest.Processes(ctx)
+		procs, err := b.guest.Processes(m.charged(ctx, b))
 		ends := make([]*sandbox.ExitStatus, len(procs))
 		for i := range procs {
 			ends[i] = procs[i].Exit
@@ -178,12 +178,13 @@ func (m *Manager) Files(ctx context.Context, ref string) (sandbox.Files, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &files{g: b.guest, b: b, over: func() bool { return m.cgroup.MemoryOver(b.id) }}, nil
+	return &files{g: b.guest, m: m, b: b, over: func() bool { return m.cgroup.MemoryOver(b.id) }}, nil
 }
 
 // files counts each piece of file work as activity.
 type files struct {
 	g    sandbox.Files
+	m    *Manager
 	b    *box
 	over func() bool // the sandbox has more memory than it may
 }
@@ -220,7 +221,12 @@ func (f *files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, 
 
 func (f *files) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.List(ctx, user, path, depth)
+	return f.g.List(f.m.charged(ctx, f.b), user, path, depth)
+}
+
+func (f *files) Each(ctx context.Context, user, path string, depth int, g func(sandbox.FileInfo) error) error {
+	defer f.b.enter()()
+	return f.g.Each(f.m.charged(ctx, f.b), user, path, depth, g)
 }
 
 func (f *files) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
@@ -285,7 +291,7 @@ func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error
 
 // Agent returns the file work of an agent.
 func (f *files) Agent(owner string) sandbox.AgentFiles {
-	a := &agentFiles{files: files{g: f.g, b: f.b, over: f.over}}
+	a := &agentFiles{files: files{g: f.g, m: f.m, b: f.b, over: f.over}}
 	if g, ok := f.g.(sandbox.Agents); ok {
 		a.agent = g.Agent(owner)
 		a.g = a.agent

@@ -26,7 +26,7 @@ const (
 func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, recorded int64) {
 	ctx, cancel := context.WithCancel(m.life)
 	b.mu.Lock()
-	b.unwatch, b.points = cancel, row.Spec.AutoSnapshot
+	b.unwatch, b.points, b.owner = cancel, row.Spec.AutoSnapshot, row.Owner
 	b.mu.Unlock()
 	m.armDeadline(b, row)
 	b.note(func(c *idleClock) {

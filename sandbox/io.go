@@ -38,6 +38,10 @@ type Files interface {
 	Stat(ctx context.Context, user, path string) (FileInfo, error)
 	// List returns the entries of a directory, depth levels deep (at least 1).
 	List(ctx context.Context, user, path string, depth int) ([]FileInfo, error)
+	// Each hands the same entries to a function one at a time, as they come. Its
+	// error ends the listing and is returned. Where the listing as a whole fails
+	// before its first entry, the function is not called.
+	Each(ctx context.Context, user, path string, depth int, f func(FileInfo) error) error
 	// Read streams a regular file from offset; limit < 0 means to its end.
 	Read(ctx context.Context, user, path string, offset, limit int64) (FileInfo, io.ReadCloser, error)
 	// Write makes or replaces a regular file, atomically at the end of r:

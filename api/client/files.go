@@ -48,6 +48,14 @@ func (f *files) List(ctx context.Context, user, path string, depth int) ([]sandb
 	return l.Items, err
 }
 
+func (f *files) Each(ctx context.Context, user, path string, depth int, g func(sandbox.FileInfo) error) error {
+	items, err := f.List(ctx, user, path, depth)
+	for i := 0; err == nil && i < len(items); i++ {
+		err = g(items[i])
+	}
+	return err
+}
+
 func (f *files) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
 	h := http.Header{}
 	switch {

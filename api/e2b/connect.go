@@ -189,8 +189,13 @@ func serveUnary(c *call, m unary) {
 		writeRPCError(c.w, asRPC(err))
 		return
 	}
-	answer(c.w, http.StatusOK, reply)
+	if _, done := reply.(answered); !done {
+		answer(c.w, http.StatusOK, reply)
+	}
 }
+
+// answered is the reply of a method that has written its answer.
+type answered struct{}
 
 // serveStream answers one streaming call.
 func serveStream(c *call, m streaming) {

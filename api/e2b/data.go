@@ -65,6 +65,9 @@ var (
 // was looked at.
 func (d *dataPlane) handler(box sandbox.Sandbox) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := sandbox.WithEnd(r.Context())
+		defer end()
+		r = r.WithContext(ctx)
 		c := &call{dataPlane: d, w: w, r: r, box: box, ref: string(box.ID)}
 		w.Header().Set("Cache-Control", "no-store")
 		if box.Status != sandbox.StatusRunning {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net/http"
 	"path"
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -40,9 +42,6 @@ type (
 	}
 	entryMessage struct {
 		Entry entryInfo `json:"entry"`
-	}
-	entryList struct {
-		Entries []entryInfo `json:"entries"`
 	}
 )
 
@@ -292,15 +291,16 @@ func (c *call) listDir(req listRequest) (any, error) {
 		return nil, err
 	}
 	depth := int(min(max(req.Depth, 1), 1<<20))
-	entries, err := a.List(c.ctx(), a.as, p, depth)
-	if err != nil {
+	list := api.NewItemWriter(c.w, "entries")
+	err = a.Each(c.ctx(), a.as, p, depth, func(info sandbox.FileInfo) error { return list.Add(entryOf(info)) })
+	switch {
+	case err != nil && list.Begun():
+		panic(http.ErrAbortHandler)
+	case err != nil:
 		return nil, err
 	}
-	list := entryList{Entries: make([]entryInfo, 0, len(entries))}
-	for _, info := range entries {
-		list.Entries = append(list.Entries, entryOf(info))
-	}
-	return list, nil
+	_ = list.End() // the client may be gone
+	return answered{}, nil
 }
 
 // remove removes whatever stands at a path; nothing there is fine.

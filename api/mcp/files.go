@@ -198,15 +198,19 @@ func (t *tools) listFiles(ctx context.Context, in listFilesArgs) (entries, strin
 	if err != nil {
 		return entries{}, "", err
 	}
-	all, err := files.List(ctx, in.User, in.Path, depth)
+	out, more := entries{Entries: []entry{}}, 0
+	err = files.Each(ctx, in.User, in.Path, depth, func(f sandbox.FileInfo) error {
+		if len(out.Entries) < limit {
+			out.Entries = append(out.Entries, entryOf(f))
+		} else {
+			more++
+		}
+		return nil
+	})
 	if err != nil {
 		return entries{}, "", err
 	}
-	out := entries{Entries: []entry{}}
-	for _, f := range all[:min(len(all), limit)] {
-		out.Entries = append(out.Entries, entryOf(f))
-	}
-	if more := len(all) - len(out.Entries); more > 0 {
+	if more > 0 {
 		out.Cut = fmt.Sprintf("%d more entries are left out: list a directory below, give a limit up to %d, or use exec with find", more, maxItems)
 	}
 	return out, "", nil

@@ -85,12 +85,10 @@ func (s *server) fileRoutes() {
 	})
 	register(s, huma.Operation{
 		OperationID: "list-files", Method: http.MethodGet, Path: base + "/list", Summary: "List a directory", Tags: tags,
-	}, func(ctx context.Context, in *listFilesInput) (*result[api.FileList], error) {
-		return withFiles(ctx, s, in.Ref, in.Path, func(f sandbox.Files) (api.FileList, error) {
-			items, err := f.List(ctx, in.User, in.Path, in.Depth)
-			return api.FileList{Items: orEmpty(items)}, err
-		})
-	})
+		Responses: map[string]*huma.Response{"200": {
+			Description: "The entries, sent as they are found", Content: map[string]*huma.MediaType{"application/json": {Schema: s.schemaOf(api.FileList{}, "FileList")}},
+		}},
+	}, s.listFiles)
 	register(s, huma.Operation{
 		OperationID: "make-dir", Method: http.MethodPost, Path: base + "/mkdir", DefaultStatus: http.StatusOK, Summary: "Make a directory and its parents", Tags: tags,
 	}, func(ctx context.Context, in *bodyInput[api.MkdirRequest]) (*result[sandbox.FileInfo], error) {
@@ -237,15 +235,59 @@ func (s *server) readFile(ctx context.Context, in *readInput) (*huma.StreamRespo
 	}}, nil
 }
 
-var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+// listFiles sends entries as PID 1 names them: however long the listing, one
+// is held at a time.
+func (s *server) listFiles(ctx context.Context, in *listFilesInput) (*huma.StreamResponse, error) {
+	if err := checkPath(in.Path); err != nil {
+		return nil, err
+	}
+	f, err := s.m.Files(ctx, in.Ref)
+	if err != nil {
+		return nil, err
+	}
+	// What goes wrong before the first entry is told as an error.
+	list := api.NewItemWriter(requestOf(ctx).w, "items")
+	err = f.Each(ctx, in.User, in.Path, in.Depth, func(info sandbox.FileInfo) error { return list.Add(info) })
+	switch {
+	case err != nil && !list.Begun():
+		return nil, err
+	case err != nil:
+		s.log.DebugContext(ctx, "listing broke", "request", requestOf(ctx).id, "error", err)
+		panic(http.ErrAbortHandler)
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		_ = list.End() // the client may be gone
+	}}, nil
+}
+
+// Buffers that streams are copied with. So many at a time are large; what
+// comes beyond works with small ones, slower.
+const (
+	largeCopies = 64
+	largeCopy   = 256 << 10
+	smallCopy   = 32 << 10
+)
+
+var (
+	copyBuffers = sync.Pool{New: func() any { b := make([]byte, largeCopy); return &b }}
+	copying     = make(chan struct{}, largeCopies)
+)
 
 // pour copies a stream to the client. What breaks after the first byte can
 // only be told by breaking the connection.
 func (s *server) pour(ctx context.Context, w http.ResponseWriter, src io.Reader) {
-	buf, _ := copyBuffers.Get().(*[]byte) // nothing else is put in
-	defer copyBuffers.Put(buf)
+	var buf []byte
+	select {
+	case copying <- struct{}{}:
+		defer func() { <-copying }()
+		b, _ := copyBuffers.Get().(*[]byte) // nothing else is put in
+		defer copyBuffers.Put(b)
+		buf = *b
+	default:
+		buf = make([]byte, smallCopy)
+	}
 	// Hiding WriterTo keeps the copy in our buffer.
-	if _, err := io.CopyBuffer(w, struct{ io.Reader }{src}, *buf); err != nil {
+	if _, err := io.CopyBuffer(w, struct{ io.Reader }{src}, buf); err != nil {
 		s.log.DebugContext(ctx, "stream broke", "request", requestOf(ctx).id, "error", err)
 		panic(http.ErrAbortHandler)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // request is what the handlers know of the request besides its fields.
@@ -70,6 +71,8 @@ func (s *server) middleware(next http.Handler) http.Handler {
 			ctx = s.watcher.Begin(ctx, r, req.id)
 			defer func() { s.watcher.End(ctx, req.operation, rec.status) }()
 		}
+		ctx, end := sandbox.WithEnd(ctx)
+		defer end()
 		req.r = r.WithContext(context.WithValue(ctx, requestKey{}, req))
 		w.Header().Set(api.HeaderRequestID, req.id)
 		begin := time.Now()

@@ -262,7 +262,7 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		Usage:   runtime.UsageConfig{Interval: time.Duration(c.Usage.Interval), Daily: c.Usage.DailyDays},
 		Prices:  c.Cost.Books,
 		Network: runtime.NetworkConfig{Default: c.Network.Default.NetworkPolicy, Most: c.Network.Most},
-		Pool:    runtime.PoolConfig{CPUShare: c.Pool.CPUShare}, Observer: observer{w.parts.telemetry},
+		Pool:    runtime.PoolConfig{CPUShare: c.Pool.CPUShare}, Observer: observer{w.parts.telemetry}, Answers: w.m.Answers(),
 	}, db, tree, w.parts.links.view(true, w.c.firstSlot()), roots, shells), db
 	w.parts.news.far.Store(w.far)
 	return nil

@@ -34,7 +34,7 @@ func FromError(err error) Error {
 // sends is not trusted: an unknown class becomes an unavailable sandbox, a
 // malformed code guest_error, and the text loses its control characters.
 func (e Error) Err() error {
-	detail := printable(clip(e.Detail, maxDetail))
+	detail := sandbox.PlainText(clip(e.Detail, maxDetail))
 	code := e.Code
 	if !codeOK(code) {
 		code = "guest_error"
@@ -73,14 +73,4 @@ func clip(s string, n int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:n], "") + fmt.Sprintf("… (%d bytes more)", len(s)-n)
-}
-
-// printable replaces what could steer a terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
 }

@@ -122,27 +122,44 @@ type Frame struct {
 // ErrFrame, told before its payload is read. The end of the stream before a
 // frame is io.EOF, inside one io.ErrUnexpectedEOF.
 func ReadFrame(r io.Reader, from Side, buf []byte) (Frame, error) {
+	t, n, err := ReadHeader(r, from)
+	if err != nil {
+		return Frame{}, err
+	}
+	payload, err := ReadPayload(r, n, buf)
+	if err != nil {
+		return Frame{}, err
+	}
+	return Frame{Type: t, Payload: payload}, nil
+}
+
+// ReadHeader reads the beginning of a frame: its type, and how many bytes of
+// payload follow, which are within the type's bound. Errors as ReadFrame.
+func ReadHeader(r io.Reader, from Side) (FrameType, int, error) {
 	var head [HeaderSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return Frame{}, err
+		return 0, 0, err
 	}
 	t := FrameType(head[0])
 	limit, known := limits[t]
 	if !known || (t&0x80 != 0) != bool(from) {
-		return Frame{}, fmt.Errorf("%w: frame type %#02x is not one the other side sends", ErrFrame, head[0])
+		return 0, 0, fmt.Errorf("%w: frame type %#02x is not one the other side sends", ErrFrame, head[0])
 	}
 	n := int64(binary.BigEndian.Uint32(head[1:]))
 	if n > int64(limit) {
-		return Frame{}, fmt.Errorf("%w: frame type %#02x of %d bytes, at most %d", ErrFrame, head[0], n, limit)
+		return 0, 0, fmt.Errorf("%w: frame type %#02x of %d bytes, at most %d", ErrFrame, head[0], n, limit)
 	}
-	payload, err := readPayload(r, int(n), buf)
-	if err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return Frame{}, err
+	return t, int(n), nil
+}
+
+// ReadPayload reads the n bytes after a frame's beginning, into buf where it
+// is large enough. The end of the stream is io.ErrUnexpectedEOF.
+func ReadPayload(r io.Reader, n int, buf []byte) ([]byte, error) {
+	p, err := readPayload(r, n, buf)
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
 	}
-	return Frame{Type: t, Payload: payload}, nil
+	return p, err
 }
 
 // readPayload grows its buffer with the bytes that really come, so that a

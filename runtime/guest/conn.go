@@ -284,18 +284,47 @@ func (c *conn) request(op string, args any, files []*os.File) error {
 
 // next reads a frame; an Error frame becomes its error.
 func (c *conn) next(buf []byte) (initproto.Frame, error) {
-	fr, err := initproto.ReadFrame(c.in, initproto.Init, buf)
+	t, n, err := c.head()
 	if err != nil {
-		return fr, c.fail(err)
+		return initproto.Frame{}, err
 	}
-	if fr.Type == initproto.FrameError {
-		var e initproto.Error
-		if err := json.Unmarshal(fr.Payload, &e); err != nil {
-			return fr, broken(fmt.Errorf("%w: error frame: %w", initproto.ErrFrame, err))
+	p, err := initproto.ReadPayload(c.in, n, buf)
+	if err != nil {
+		return initproto.Frame{}, c.fail(err)
+	}
+	return initproto.Frame{Type: t, Payload: p}, nil
+}
+
+// head reads the beginning of a frame: its type, and how many bytes follow. An
+// Error frame is read whole and becomes its error.
+func (c *conn) head() (initproto.FrameType, int, error) {
+	t, n, err := initproto.ReadHeader(c.in, initproto.Init)
+	if err != nil {
+		return 0, 0, c.fail(err)
+	}
+	if t != initproto.FrameError {
+		return t, n, nil
+	}
+	p, err := initproto.ReadPayload(c.in, n, nil)
+	if err != nil {
+		return t, 0, c.fail(err)
+	}
+	var e initproto.Error
+	if err := json.Unmarshal(p, &e); err != nil {
+		return t, 0, broken(fmt.Errorf("%w: error frame: %w", initproto.ErrFrame, err))
+	}
+	return t, 0, e.Err()
+}
+
+// data reads bytes of a frame whose beginning was read, until buf is full.
+func (c *conn) data(buf []byte) error {
+	if _, err := io.ReadFull(c.in, buf); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
 		}
-		return fr, e.Err()
+		return c.fail(err)
 	}
-	return fr, nil
+	return nil
 }
 
 func (c *conn) reply(v any) error {
@@ -323,38 +352,74 @@ func decode(b []byte, v any) error {
 	return nil
 }
 
-// maxListBytes bounds a listing besides the number of its entries.
-const maxListBytes = 64 << 20
+const (
+	// maxListBytes bounds a list besides the number of its items.
+	maxListBytes = 64 << 20
+	// maxGathered bounds one that is held whole, so that it fits the account.
+	maxGathered = accountSandbox / itemFactor
+)
 
-// items reads Item frames up to End, at most most of them.
-func items[T any](c *conn, most int) ([]T, error) {
-	defer c.Close()
-	var out []T
+// each hands the Item frames up to End to f, one at a time and at most most of
+// them. PID 1 has patience for each; the time f takes does not count.
+func each[T any](c *conn, patience time.Duration, most int, f func(v T, size int) error) error {
 	var buf []byte
 	total := 0
-	for {
+	for n := 0; ; n++ {
+		c.within(patience)
 		fr, err := c.next(buf)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		switch fr.Type {
 		case initproto.FrameEnd:
 			c.last()
-			return out, nil
+			return nil
 		case initproto.FrameItem:
 		default:
-			return nil, unexpected(fr.Type)
+			return unexpected(fr.Type)
 		}
-		if total += len(fr.Payload); len(out) >= most || total > maxListBytes {
-			return nil, sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d entries or %d bytes: ask for less at once", most, maxListBytes)
+		if total += len(fr.Payload); n >= most || total > maxListBytes {
+			return sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d entries or %d bytes: ask for less at once", most, maxListBytes)
 		}
 		var v T
 		if err := decode(fr.Payload, &v); err != nil {
-			return nil, err
+			return err
 		}
-		out = append(out, v)
+		if err := f(v, len(fr.Payload)); err != nil {
+			return err
+		}
 		buf = fr.Payload
 	}
+}
+
+// gather returns a whole list, whose memory is charged to the context's tab
+// until the request the context belongs to has ended.
+func gather[T any](ctx context.Context, list func(func(v T, size int) error) error) ([]T, error) {
+	t := tabOf(ctx)
+	var charged int64
+	if back := func() { t.give(charged) }; !sandbox.AtEnd(ctx, back) {
+		defer back()
+	}
+	var out []T
+	total := 0
+	err := list(func(v T, size int) error {
+		if total += size; total > maxGathered {
+			return sandbox.Errorf(sandbox.ErrTooLarge, "list_too_long", "the sandbox lists more than %d bytes: ask for less at once", maxGathered)
+		}
+		if most := itemFactor * int64(total); most > charged {
+			step := max(most-charged, 64<<10)
+			if err := t.take(ctx, step); err != nil {
+				return err
+			}
+			charged += step
+		}
+		out = append(out, v)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *conn) send(t initproto.FrameType, parts ...[]byte) error {

@@ -39,11 +39,26 @@ func (f files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, e
 // List returns the entries beneath a directory, depth first by name; more
 // than 100,000 are ErrTooLarge.
 func (f files) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
+	return gather(ctx, func(g func(sandbox.FileInfo, int) error) error { return f.list(ctx, user, path, depth, g) })
+}
+
+// Each hands the same entries on one at a time.
+func (f files) Each(ctx context.Context, user, path string, depth int, g func(sandbox.FileInfo) error) error {
+	return f.list(ctx, user, path, depth, func(info sandbox.FileInfo, _ int) error { return g(info) })
+}
+
+func (f files) list(ctx context.Context, user, path string, depth int, g func(sandbox.FileInfo, int) error) error {
+	t := tabOf(ctx)
+	if err := t.take(ctx, listCharge); err != nil {
+		return err
+	}
+	defer t.give(listCharge)
 	c, err := f.g.call(ctx, initproto.OpList, initproto.File{User: user, Owner: f.owner, Path: path, Depth: depth}, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return items[sandbox.FileInfo](c, maxEntries)
+	defer c.Close()
+	return each(c, f.g.patience(initproto.OpList), maxEntries, g)
 }
 
 // Mkdir makes a directory and its missing parents.
@@ -149,37 +164,39 @@ func (c *conn) verdict(err error) error {
 	return err
 }
 
-// download reads Data frames up to End.
+// download reads Data frames up to End, right into its reader's buffer.
 type download struct {
 	c    *conn
-	buf  []byte
-	rest []byte
+	left int // of the present frame
 	err  error
 }
 
 func (d *download) Read(p []byte) (int, error) {
-	for len(d.rest) == 0 {
-		if d.err != nil {
+	for d.left == 0 || len(p) == 0 {
+		if d.err != nil || len(p) == 0 {
 			return 0, d.err
 		}
-		fr, err := d.c.next(d.buf)
+		var t initproto.FrameType
+		t, d.left, d.err = d.c.head()
 		switch {
-		case err != nil:
-			d.err = err
-		case fr.Type == initproto.FrameEnd:
+		case d.err != nil:
+		case t == initproto.FrameEnd:
 			d.err = io.EOF
-		case fr.Type == initproto.FrameData:
-			d.rest = fr.Payload
-			if cap(fr.Payload) > cap(d.buf) {
-				d.buf = fr.Payload[:0]
-			}
-		default:
-			d.err = unexpected(fr.Type)
+		case t != initproto.FrameData:
+			d.left, d.err = 0, unexpected(t)
 		}
 	}
-	n := copy(p, d.rest)
-	d.rest = d.rest[n:]
-	return n, nil
+	n, err := d.c.in.Read(p[:min(len(p), d.left)])
+	if d.left -= n; err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		d.left, d.err = 0, d.c.fail(err)
+	}
+	if n > 0 {
+		return n, nil
+	}
+	return 0, d.err
 }
 
 func (d *download) Close() error { return d.c.Close() }

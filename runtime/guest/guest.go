@@ -159,13 +159,15 @@ func (g *Guest) Processes(ctx context.Context) ([]sandbox.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	procs, err := items[sandbox.Process](c, maxProcesses)
-	for _, p := range procs {
-		if err := checkProcess(p); err != nil {
-			return nil, err
-		}
-	}
-	return procs, err
+	defer c.Close()
+	return gather(ctx, func(f func(sandbox.Process, int) error) error {
+		return each(c, g.patience(initproto.OpProcesses), maxProcesses, func(p sandbox.Process, size int) error {
+			if err := checkProcess(p); err != nil {
+				return err
+			}
+			return f(p, size)
+		})
+	})
 }
 
 // Process returns one record; ErrNotFound where there is none.

@@ -17,12 +17,18 @@ import (
 type IO struct {
 	g    *Guest
 	c    *conn
+	tab  *tab
 	proc sandbox.Process
-	buf  []byte
+	// Only the goroutine that calls Next uses these.
+	buf   []byte
+	left  int            // bytes of the present Output frame that were not returned yet
+	where sandbox.Output // where they stand
 
 	mu    sync.Mutex
 	exit  *sandbox.ExitStatus
 	err   error // what Next returns from now on
+	large bool  // pieces may be as large as frames, which is charged
+	shut  bool  // nothing is charged any more
 	taken func(total int64, closed bool)
 
 	inMu sync.Mutex // held while a piece of input is sent
@@ -52,7 +58,7 @@ func (g *Guest) Attach(ctx context.Context, id sandbox.ProcessID, offset int64) 
 }
 
 func (g *Guest) stream(ctx context.Context, op string, args any) (*IO, error) {
-	io := &IO{g: g, at: -1}
+	io := &IO{g: g, tab: tabOf(ctx), at: -1}
 	c, err := g.open(ctx, op, args, &io.proc)
 	if err != nil {
 		return nil, err
@@ -82,38 +88,47 @@ func (s *IO) Next() (sandbox.Output, error) {
 		s.mu.Lock()
 		s.err = err
 		s.mu.Unlock()
-		_ = s.c.Close()
+		_ = s.Close()
 	}
 	return out, err
 }
 
 func (s *IO) next() (sandbox.Output, error) {
-	var fr initproto.Frame
-	for {
-		var err error
-		if fr, err = s.c.next(s.buf); err != nil {
-			return sandbox.Output{}, err
+	if s.left > 0 {
+		return s.piece()
+	}
+	t, n, err := s.c.head()
+	for ; err == nil && t == initproto.FrameTaken; t, n, err = s.c.head() {
+		p, err := initproto.ReadPayload(s.c.in, n, nil)
+		if err != nil {
+			return sandbox.Output{}, s.c.fail(err)
 		}
-		if fr.Type != initproto.FrameTaken {
-			break
-		}
-		if err := s.told(fr.Payload); err != nil {
+		if err := s.told(p); err != nil {
 			return sandbox.Output{}, err
 		}
 	}
-	if cap(fr.Payload) > cap(s.buf) {
-		s.buf = fr.Payload[:0]
+	if err != nil {
+		return sandbox.Output{}, err
 	}
-	switch fr.Type {
+	switch t {
 	case initproto.FrameOutput:
-		stream, off, dropped, data, err := initproto.ParseOutput(fr.Payload)
+		var head [initproto.OutputHead]byte
+		if err := s.c.data(head[:min(n, len(head))]); err != nil {
+			return sandbox.Output{}, err
+		}
+		stream, off, dropped, _, err := initproto.ParseOutput(head[:min(n, len(head))])
 		if err != nil {
 			return sandbox.Output{}, broken(err)
 		}
-		return sandbox.Output{Stream: sandbox.Stream(stream), Offset: off, Dropped: dropped, Data: data}, nil
+		s.left, s.where = n-len(head), sandbox.Output{Stream: sandbox.Stream(stream), Offset: off, Dropped: dropped}
+		return s.piece()
 	case initproto.FrameExit:
 		var e sandbox.ExitStatus
-		if err := decode(fr.Payload, &e); err != nil {
+		p, err := initproto.ReadPayload(s.c.in, n, nil)
+		if err != nil {
+			return sandbox.Output{}, s.c.fail(err)
+		}
+		if err := decode(p, &e); err != nil {
 			return sandbox.Output{}, err
 		}
 		if err := checkExit(e); err != nil {
@@ -125,7 +140,36 @@ func (s *IO) next() (sandbox.Output, error) {
 		s.c.last()
 		return sandbox.Output{}, io.EOF
 	}
-	return sandbox.Output{}, unexpected(fr.Type)
+	return sandbox.Output{}, unexpected(t)
+}
+
+// grow tells whether pieces may be large.
+func (s *IO) grow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.large = s.large || !s.shut && s.tab.spare(largePiece)
+	return s.large
+}
+
+// piece returns the next part of an Output frame: all of it, or where it is
+// large and the account has no room for that, a little of it.
+func (s *IO) piece() (sandbox.Output, error) {
+	most := initproto.MaxData
+	if s.left > smallPiece && !s.grow() {
+		most = smallPiece
+	}
+	n := min(s.left, most)
+	if cap(s.buf) < n {
+		s.buf = make([]byte, n)
+	}
+	if err := s.c.data(s.buf[:n]); err != nil {
+		return sandbox.Output{}, err
+	}
+	out := s.where
+	out.Data = s.buf[:n]
+	s.left -= n
+	s.where.Offset, s.where.Dropped = s.where.Offset+int64(n), 0
+	return out, nil
 }
 
 // Exit tells how the process ended; false until Next returned io.EOF.
@@ -221,4 +265,12 @@ func (s *IO) Signal(name string) error {
 }
 
 // Close lets go of the connection; the process goes on.
-func (s *IO) Close() error { return s.c.Close() }
+func (s *IO) Close() error {
+	s.mu.Lock()
+	if s.large {
+		s.tab.give(largePiece)
+	}
+	s.large, s.shut = false, true
+	s.mu.Unlock()
+	return s.c.Close()
+}

@@ -110,6 +110,14 @@ func (f *files) List(_ context.Context, _, p string, depth int) ([]sandbox.FileI
 	return out, nil
 }
 
+func (f *files) Each(ctx context.Context, user, p string, depth int, g func(sandbox.FileInfo) error) error {
+	all, err := f.List(ctx, user, p, depth)
+	for i := 0; err == nil && i < len(all); i++ {
+		err = g(all[i])
+	}
+	return err
+}
+
 func (f *files) Read(_ context.Context, _, p string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
