@@ -290,6 +290,11 @@ func openLauncher(runDir string, log *slog.Logger) (*launch.Launcher, error) {
 	} else {
 		c.InitEnv = []string{initd.NetModesEnv + "=" + modes}
 	}
+	if settings, err := freshSettings(); err != nil {
+		log.Warn("look at a new ipc namespace: each sandbox does so itself now", "err", err)
+	} else {
+		c.InitEnv = append(c.InitEnv, initd.SettingsEnv+"="+settings)
+	}
 	return launch.New(c)
 }
 
@@ -303,6 +308,18 @@ func freshNetModes() (modes string, err error) {
 		return err
 	})
 	return modes, err
+}
+
+// freshSettings asks an ipc namespace that nobody has used.
+func freshSettings() (settings string, err error) {
+	err = linux.OnThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWIPC); err != nil {
+			return fmt.Errorf("make an ipc namespace: %w", err)
+		}
+		settings, err = initd.Settings()
+		return err
+	})
+	return settings, err
 }
 
 // newBuilder makes what builds images in the manager's sandboxes.

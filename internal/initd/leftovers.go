@@ -26,9 +26,10 @@ const (
 // Every change of a directory's entries, owner, mode or times shows in its
 // stat, so what is equal to that needs nothing done.
 type leftovers struct {
-	noted  bool
-	places [len(sharedPlaces)]place
-	net    netModes
+	noted   bool
+	places  [len(sharedPlaces)]place
+	net     netModes
+	sysctls sysctls
 }
 
 var sharedPlaces = [...]struct {
@@ -72,6 +73,9 @@ func (l *leftovers) note() error {
 	} else {
 		l.net, err = unusualNet(netDir)
 	}
+	if err == nil {
+		l.sysctls, err = newSysctls()
+	}
 	l.noted = err == nil
 	return err
 }
@@ -97,7 +101,13 @@ func (l *leftovers) clear() error {
 	if err := l.net.restore(); err != nil {
 		return fmt.Errorf("giving entries of %s their modes back: %w", netDir, err)
 	}
-	return removeSysV()
+	if err := removeSysV(); err != nil {
+		return err
+	}
+	if err := l.sysctls.restore(); err != nil {
+		return fmt.Errorf("giving settings below %s their values back: %w", sysctlDir, err)
+	}
+	return nil
 }
 
 // renew mounts an empty filesystem in place of the one there is: removing

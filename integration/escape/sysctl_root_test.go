@@ -1,0 +1,70 @@
+//go:build root
+
+package escape
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// readSettings prints every line of every file below /proc/sys.
+const readSettings = `grep -rs '' /proc/sys; true`
+
+// writeSettings writes another value to every file below /proc/sys that takes
+// one, and names those that did. Few numbers of processes would stop it.
+const writeSettings = `for f in $(find /proc/sys -type f -writable 2>/dev/null); do
+  case $f in */pid_max) continue;; esac
+  for v in 7 1 0 '7 7 7 7' 301; do
+    was=$(cat "$f")
+    { echo "$v" > "$f"; } 2>/dev/null && [ "$(cat "$f")" != "$was" ] && { echo "$f"; break; }
+  done
+done 2>/dev/null
+{ echo 3000 > /proc/sys/kernel/pid_max; } 2>/dev/null && echo /proc/sys/kernel/pid_max
+true`
+
+// TestResetSettings: what root inside can write below /proc/sys is after a
+// reset as in a new sandbox.
+func TestResetSettings(t *testing.T) {
+	d := harness.Install(t, "")
+	fresh, sb := d.New(t, sandbox.Spec{}), d.New(t, sandbox.Spec{})
+	settings := func(id sandbox.ID) map[string]string {
+		out := map[string]string{}
+		for line := range strings.Lines(d.Sh(t, string(id), readSettings)) {
+			name, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+			out[name] += v + "\n"
+		}
+		return out
+	}
+	want := settings(fresh.ID)
+	written := strings.Fields(d.Sh(t, string(sb.ID), writeSettings))
+	t.Logf("root inside can write %d: %v", len(written), written)
+	// Positive control: the probe writes, and what it wrote is there.
+	for _, must := range []string{"shmmax", "msgmni", "fs/mqueue/msg_max"} {
+		if !slices.ContainsFunc(written, func(f string) bool { return strings.HasSuffix(f, must) }) {
+			t.Errorf("the probe did not write %s: does it probe?", must)
+		}
+	}
+	for _, f := range written {
+		if dirty := settings(sb.ID); dirty[f] == want[f] {
+			t.Errorf("%s was not changed: does the probe write?", f)
+		}
+	}
+	if _, err := d.Reset(t.Context(), string(sb.ID)); err != nil {
+		t.Fatal(err)
+	}
+	got := settings(sb.ID)
+	for _, f := range slices.Sorted(maps.Keys(want)) {
+		switch {
+		case got[f] == want[f]:
+		case slices.Contains(written, f):
+			t.Errorf("%s: %q after a reset, %q in a new sandbox", f, got[f], want[f])
+		default: // the kernel's counters, and numbers that are new at each look
+			t.Logf("%s: %q after a reset, %q in a new sandbox; root inside cannot write it", f, got[f], want[f])
+		}
+	}
+}
