@@ -10,17 +10,20 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -29,6 +32,7 @@ type endpoint struct {
 	host  string
 	tries int // of a request whose faults may pass
 	plain bool
+	known bool // the operator's configuration names it
 	ca    string
 	auth  *sandbox.RegistryAuth
 }
@@ -37,8 +41,8 @@ type endpoint struct {
 // operator named, then itself. Who asks proves himself to host only.
 func (s *Store) endpoints(host string, plain bool, auth *sandbox.RegistryAuth) []endpoint {
 	at := func(h string) endpoint {
-		r := s.cfg.Registries[h]
-		return endpoint{host: h, tries: mirrorAttempts, plain: r.PlainHTTP, ca: r.CAFile, auth: r.Auth}
+		r, known := s.cfg.Registries[h]
+		return endpoint{host: h, tries: mirrorAttempts, known: known, plain: r.PlainHTTP, ca: r.CAFile, auth: r.Auth}
 	}
 	var all []endpoint
 	for _, m := range s.cfg.Registries[host].Mirrors {
@@ -131,11 +135,46 @@ func (e endpoint) transport() (*http.Transport, error) {
 		}
 	}
 	return &http.Transport{
-		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Proxy: http.ProxyFromEnvironment, DialContext: e.dial,
 		TLSClientConfig: conf, TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: headerTimeout,
 		MaxResponseHeaderBytes: maxHeader, DisableCompression: true, ForceAttemptHTTP2: true,
 		MaxIdleConnsPerHost: parallelLayers, IdleConnTimeout: time.Minute,
 	}, nil
+}
+
+// dial connects to a registry, or where it sends us. That this is an address
+// of the host, and not its loopback, is for the operator to say: by naming the
+// registry, or by a proxy. The address is judged after names were resolved.
+func (e endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	d := &net.Dialer{Timeout: dialTimeout}
+	if !e.known && !isProxy(address) {
+		d.Control = func(_, address string, _ syscall.RawConn) error {
+			to, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return err
+			}
+			if to.Addr().Unmap().IsLoopback() {
+				return nil
+			}
+			own, err := linux.OwnAddress(to.Addr())
+			if err == nil && own {
+				err = sandbox.Errorf(sandbox.ErrForbidden, "registry_own_address", "registry %s leads to %s, an address of the host itself: the operator can permit it by naming the registry in the daemon's configuration (registries)", e.host, to.Addr())
+			}
+			return err
+		}
+	}
+	return d.DialContext(ctx, network, address)
+}
+
+// isProxy tells whether an address is that of a proxy of the environment.
+func isProxy(address string) bool {
+	for _, name := range []string{"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
+		u, err := url.Parse(os.Getenv(name))
+		if err == nil && u.Host != "" && (u.Host == address || u.Hostname()+":80" == address || u.Hostname()+":443" == address) {
+			return true
+		}
+	}
+	return false
 }
 
 // errPlain refuses plain HTTP where it was not asked for.

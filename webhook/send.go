@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -42,7 +43,8 @@ func prefixes(all ...string) []netip.Prefix {
 	return out
 }
 
-// permits judges one address.
+// permits judges one address: public, and none of the host's own, which what
+// listens there may take for a neighbour's.
 func (g guard) permits(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	for _, p := range g.allow {
@@ -58,7 +60,8 @@ func (g guard) permits(a netip.Addr) bool {
 			return false
 		}
 	}
-	return true
+	own, err := linux.OwnAddress(a)
+	return err == nil && !own
 }
 
 // judge refuses a URL that names an address which may not be called. What a
@@ -70,7 +73,7 @@ func (g guard) judge(rawURL string) error {
 	}
 	a, err := netip.ParseAddr(u.Hostname())
 	if err == nil && !g.permits(a) {
-		return sandbox.Errorf(sandbox.ErrForbidden, "webhook_address", "webhooks may not call %s: it is no public address; the operator can permit it by webhooks.allow_private in the daemon's configuration", a)
+		return sandbox.Errorf(sandbox.ErrForbidden, "webhook_address", "webhooks may not call %s: it is no public address, or the host's own; the operator can permit it by webhooks.allow_private in the daemon's configuration", a)
 	}
 	return nil
 }
@@ -163,7 +166,7 @@ func inWords(err error) string {
 	case ok:
 		return status.Error()
 	case errors.Is(err, errPrivate):
-		return "its address is not public, and not permitted by webhooks.allow_private"
+		return "its address is not public or is the host's own, and not permitted by webhooks.allow_private"
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
 		return "no answer within " + attemptTimeout.String()
 	case errors.Is(err, context.Canceled):
