@@ -142,8 +142,8 @@ func (s *Server) credentials(ctx context.Context, pass passage) ([]credential, *
 		case err != nil:
 			s.log.ErrorContext(ctx, "gate: read a secret", "secret", c.Secret, "sandbox", pass.conn.id, "err", err)
 			return bad("it could not be read")
-		case !secret.For(pass.ask.target.host):
-			return bad("it was made for other hosts")
+		case !secret.For(pass.ask.target.host, pass.how.port):
+			return bad(fmt.Sprintf("it was made for other hosts, or for other ports than %d: 'sandbox secret set --to HOST:PORT' names a port", pass.how.port))
 		case strings.ContainsFunc(value, func(r rune) bool { return r < 0x20 && r != '\t' || r == 0x7f }):
 			return bad("it holds what no header may")
 		}

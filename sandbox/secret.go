@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -17,21 +18,36 @@ const maxSecretHosts = 32
 type Secret struct {
 	Name      string    `json:"name"`
 	Owner     string    `json:"owner,omitempty" doc:"Who set it last."`
-	Hosts     []string  `json:"hosts,omitempty" doc:"Where it may be sent: example.com, or *.example.com. Empty: wherever a policy sends it."`
+	Hosts     []string  `json:"hosts,omitempty" doc:"Where it may be sent: example.com, *.example.com, or example.com:8443; ports 80 and 443 where none is named. Empty: to these ports of whatever host a policy sends it to."`
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// For reports whether the secret may be sent to a host, whose name must be
-// normalised.
-func (s Secret) For(host string) bool {
-	return len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool { return MatchesDomain(h, host) })
+// For reports whether the secret may be sent to a port of a host, whose name
+// must be normalised. What names no port means the web's own.
+func (s Secret) For(host string, port uint16) bool {
+	web := port == 80 || port == 443
+	return len(s.Hosts) == 0 && web || slices.ContainsFunc(s.Hosts, func(to string) bool {
+		h, p, given := strings.Cut(to, ":")
+		return MatchesDomain(h, host) && (given && p == strconv.Itoa(int(port)) || !given && web)
+	})
+}
+
+// checkSecretHost wants a name in lower case or *.name, and a port if any.
+func checkSecretHost(to string) bool {
+	h, p, given := strings.Cut(to, ":")
+	name, err := NormalizeDomain(h)
+	if err != nil || name != h || h == "*" || strings.HasSuffix(h, ".") {
+		return false
+	}
+	n, err := strconv.ParseUint(p, 10, 16)
+	return !given || err == nil && n > 0 && strconv.FormatUint(n, 10) == p
 }
 
 // SecretRequest sets a secret.
 type SecretRequest struct {
 	Value string   `json:"value" minLength:"1" maxLength:"65536" doc:"Sent as it is; never told again."`
-	Hosts []string `json:"hosts,omitempty" maxItems:"32" doc:"Where it may be sent: example.com, or *.example.com. Empty: wherever a policy sends it."`
+	Hosts []string `json:"hosts,omitempty" maxItems:"32" doc:"Where it may be sent: example.com, *.example.com, or example.com:8443; ports 80 and 443 where none is named. Empty: to these ports of whatever host a policy sends it to."`
 	Name  string   `json:"-"`
 	Actor string   `json:"-"`
 }
@@ -62,8 +78,8 @@ func (r SecretRequest) Validate() error {
 		return bad("secret %s: at most %d hosts, %d given", r.Name, maxSecretHosts, len(r.Hosts))
 	}
 	for _, h := range r.Hosts {
-		if name, err := NormalizeDomain(h); err != nil || name != h || h == "*" || strings.HasSuffix(h, ".") {
-			return bad("secret %s: host %.80q: use a name in lower case, or *.name", r.Name, h)
+		if !checkSecretHost(h) {
+			return bad("secret %s: host %.80q: use a name in lower case, or *.name, and where it is for another port than 80 and 443 a port, as example.com:8443", r.Name, h)
 		}
 	}
 	return nil

@@ -47,11 +47,23 @@ func TestSecretRequest(t *testing.T) {
 func TestSecretFor(t *testing.T) {
 	s := Secret{Hosts: []string{"example.com", "*.example.net"}}
 	for host, want := range map[string]bool{"example.com": true, "www.example.com": false, "a.example.net": true, "example.net": false, "evil.org": false} {
-		if s.For(host) != want {
+		if s.For(host, 443) != want || s.For(host, 80) != want || s.For(host, 8443) {
 			t.Errorf("%s: %t", host, !want)
 		}
 	}
-	if !(Secret{}).For("evil.org") {
-		t.Error("a secret without hosts goes nowhere")
+	if s := (Secret{}); !s.For("evil.org", 443) || s.For("evil.org", 8443) {
+		t.Error("a secret without hosts goes nowhere, or to ports nobody named")
+	}
+	s = Secret{Hosts: []string{"example.com:8443"}}
+	if !s.For("example.com", 8443) || s.For("example.com", 443) || s.For("www.example.com", 8443) {
+		t.Error("a secret for a port goes elsewhere, or not there")
+	}
+	for _, to := range []string{"example.com:", "example.com:0", "example.com:65536", "example.com:080", "example.com:x", "*:443", "example.com:443:1"} {
+		if err := (SecretRequest{Name: "key", Value: "x", Hosts: []string{to}}).Validate(); err == nil {
+			t.Errorf("host %q is taken", to)
+		}
+	}
+	if err := (SecretRequest{Name: "key", Value: "x", Hosts: []string{"*.example.com:8443"}}).Validate(); err != nil {
+		t.Error(err)
 	}
 }

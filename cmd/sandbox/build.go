@@ -292,7 +292,7 @@ func (p *buildProgress) tell(e sandbox.BuildEvent) error {
 		}
 		fmt.Fprintln(p.c.err, where, word+plain(e.Text))
 	case sandbox.BuildOutput:
-		text := plain(strings.ReplaceAll(string(e.Data), "\r\n", "\n"))
+		text := sandbox.PlainText(strings.ReplaceAll(string(e.Data), "\r\n", "\n"))
 		fmt.Fprint(p.c.err, text)
 		p.partial = !strings.HasSuffix(text, "\n")
 	case sandbox.BuildDone:

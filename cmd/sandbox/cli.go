@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
+	"reflect"
 	"sync"
 	"syscall"
 
@@ -172,7 +172,7 @@ func (c *cli) held() bool {
 // complain prints an error with its code.
 func (c *cli) complain(err error) {
 	code := sandbox.CodeOf(err)
-	msg := plain(err.Error())
+	msg := sandbox.PlainText(err.Error())
 	if _, ok := errors.AsType[*sandbox.Error](err); !ok {
 		fmt.Fprintf(c.err, "sandbox: %s\n", msg)
 		return
@@ -182,7 +182,7 @@ func (c *cli) complain(err error) {
 
 // warn prints a line for people to stderr.
 func (c *cli) warn(format string, args ...any) {
-	fmt.Fprintf(c.err, "sandbox: "+format+"\n", args...)
+	fmt.Fprintf(c.err, "sandbox: "+format+"\n", plainArgs(args, sandbox.PlainText)...)
 }
 
 // client connects to the daemon the flags or the environment name.
@@ -231,15 +231,29 @@ func (c *cli) credentials() (opts []client.Option, err error) {
 	return opts, nil
 }
 
-// plain replaces what could steer a terminal: details quote names that come
-// out of sandboxes.
-func plain(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
-			return '?'
+// plain is a text from outside on one line: details quote names that come out
+// of sandboxes.
+func plain(s string) string { return sandbox.Plain(s) }
+
+// plainArgs makes plain what is going to be printed as text.
+func plainArgs(args []any, plain func(string) string) []any {
+	out := make([]any, len(args))
+	for i, a := range args {
+		out[i] = a
+		switch v := a.(type) {
+		case string:
+			out[i] = plain(v)
+		case error:
+			out[i] = plain(v.Error())
+		case fmt.Stringer:
+			out[i] = plain(v.String())
+		default:
+			if r := reflect.ValueOf(a); r.Kind() == reflect.String {
+				out[i] = plain(r.String())
+			}
 		}
-		return r
-	}, s)
+	}
+	return out
 }
 
 // Colours, for terminals only.

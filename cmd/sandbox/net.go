@@ -64,7 +64,7 @@ func networkTable(w io.Writer, s sandbox.NetworkState) error {
 				if i > 0 {
 					name = ""
 				}
-				row("%s\t%s", name, plain(text))
+				row("%s\t%s", name, text)
 			}
 		}
 		each("sandbox", string(s.Sandbox))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/goccy/go-yaml"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // show prints v as --output asks; table does so for the table format.
@@ -50,7 +52,7 @@ func (c *cli) showLine(v any, text func() string) error {
 func columns(w io.Writer, header string, rows func(row func(format string, args ...any))) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, header)
-	rows(func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", args...) })
+	rows(func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", plainArgs(args, sandbox.Plain)...) })
 	return tw.Flush()
 }
 

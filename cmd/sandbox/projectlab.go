@@ -320,7 +320,7 @@ check within the window, all are moved back.`,
 				}
 			}
 			if e.Recommendation == project.NotReady {
-				c.warn("%s", c.paint(c.err, yellow, "the evaluation says NOT_READY"))
+				c.warn("the evaluation says NOT_READY")
 				if !req.Force {
 					return sandbox.Errorf(sandbox.ErrConflict, "not_ready", "project %s is NOT_READY: --force promotes it all the same", args[0])
 				}
