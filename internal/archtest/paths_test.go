@@ -45,6 +45,7 @@ var ownPaths = map[string][]string{
 	"rootswitch.go": {"AT_FDCWD", "Chdir", "Chroot"},
 	"shared.go":     {"Stat"},
 	"stdio.go":      {"Open", "Openat2", "AT_FDCWD"}, // /dev/null and /dev/pts/ptmx
+	"sysctls.go":    {"ReadFile", "WriteFile"},       // names of its own below /proc/sys
 }
 
 // strayPath tells whether a file of internal/initd may not use a name.
