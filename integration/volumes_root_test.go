@@ -329,14 +329,23 @@ func TestVolumesAfterKill(t *testing.T) {
 		}
 	}
 	d.volumesAgree(t)
-	// A volume whose row is lost is taken up with all it holds.
+	// A volume whose row is lost is taken up with all it holds, once somebody
+	// has decided about what else the database does not know.
 	d.stop()
 	if err := os.Rename(filepath.Join(d.Dir, "state", "sandboxd.db"), filepath.Join(d.Dir, "lost.db")); err != nil {
 		t.Fatal(err)
 	}
 	d.start()
+	_, err := d.Create(t.Context(), mounts("keep:/keep"), "")
+	wantCode(t, "create with the database lost", err, "quarantine")
+	d.stop()
+	recover := exec.Command(program(t, "sandboxd"), append([]string{"recover", "--adopt", "all"}, d.Extra...)...)
+	if out, err := recover.CombinedOutput(); err != nil {
+		t.Fatalf("recover: %v\n%s", err, out)
+	}
+	d.start()
 	if v, err := d.Volume(t.Context(), "keep"); err != nil || v.Status != sandbox.VolumeReady {
-		t.Errorf("without a database: %+v, %v", v, err)
+		t.Errorf("recovered: %+v, %v", v, err)
 	}
 	next := d.create(t, mounts("keep:/keep"))
 	if got := d.sh(t, string(next.ID), "cat /keep/f /keep/g"); got != "before\nagain" {
