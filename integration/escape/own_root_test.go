@@ -84,6 +84,7 @@ func TestOwnAddressIsNotDialed(t *testing.T) {
 	if err != nil || strange.Load() == 0 {
 		t.Errorf("a webhook beside got %d calls: %v", strange.Load(), err)
 	}
+	d.Shut() // one network namespace has one daemon
 	open := harness.Install(t, fmt.Sprintf("webhooks: {allow_private: [%s/32]}\nregistries: {%q: {plain_http: true}}\n", ownAddress, ownAddress+":"+port))
 	if w, err = open.CreateWebhook(t.Context(), sandbox.WebhookRequest{URL: "http://" + ownAddress + ":" + port}); err == nil {
 		_, err = open.TestWebhook(t.Context(), w.ID)
