@@ -125,10 +125,10 @@ func TestPeriodEdges(t *testing.T) {
 	// A clock set back by up to a day begins no period again; by more it does.
 	b := Budget{Period: Day}
 	m := Mark{Period: Day, Start: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}
-	if s := b.Span(m, m.Start.Add(-24*time.Hour)); s.Start != m.Start {
+	if s := b.Span(m, m.Start.Add(-24*time.Hour)); !s.Start.Equal(m.Start) {
 		t.Errorf("back by a day: %+v", s)
 	}
-	if s := b.Span(m, m.Start.Add(-24*time.Hour-1)); s.Start == m.Start {
+	if s := b.Span(m, m.Start.Add(-24*time.Hour-1)); s.Start.Equal(m.Start) {
 		t.Errorf("back by more: %+v", s)
 	}
 }

@@ -87,8 +87,6 @@ func names(t testing.TB, dir string) []string {
 
 func soak(n, full int) int             { return harness.Soak(n, full) }
 func cgroupRoot() string               { return harness.CgroupRoot() }
-func cgroupMode() string               { return harness.CgroupMode() }
-func quiet(log string) string          { return harness.Quiet(log) }
 func lastLines(s string, n int) string { return harness.LastLines(s, n) }
 
 func run(name string, args ...string) error { return harness.HostRun(name, args...) }

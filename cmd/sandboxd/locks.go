@@ -102,7 +102,7 @@ func lockNetwork() (release func() error, err error) {
 	}
 	pid := 0
 	if c, derr := net.DialUnix("unix", nil, &net.UnixAddr{Name: networkLock, Net: "unix"}); derr == nil {
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		if raw, rerr := c.SyscallConn(); rerr == nil {
 			_ = raw.Control(func(fd uintptr) {
 				if cred, cerr := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr == nil {

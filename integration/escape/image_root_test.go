@@ -203,8 +203,7 @@ func TestImageWhoseRootIsLinks(t *testing.T) {
 }
 
 func codeOf(err error) string {
-	var e *sandbox.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
 		return e.Code
 	}
 	return ""

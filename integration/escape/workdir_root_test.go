@@ -160,7 +160,7 @@ func TestWorkDirs(t *testing.T) {
 	t.Run("spec", func(t *testing.T) {
 		tryAll(t, workDirWay{name: "spec", dear: true, run: func(ctx context.Context, dir string) (string, error) {
 			sb := d.New(t, sandbox.Spec{Image: "host", WorkDir: dir})
-			defer d.Remove(ctx, string(sb.ID)) //nolint:errcheck // the end of the test removes what is left
+			defer d.Remove(ctx, string(sb.ID))
 			r, err := d.Try(ctx, string(sb.ID), sandbox.ProcessSpec{Argv: climbing(file)})
 			return r.Stdout, err
 		}})
@@ -308,7 +308,7 @@ func imagesThatPoint(t *testing.T, d *harness.Daemon, file string) {
 			spec.WorkDir = "/home"
 		}
 		sb := d.New(t, spec)
-		defer d.Remove(t.Context(), string(sb.ID)) //nolint:errcheck // the end of the test removes what is left
+		defer d.Remove(t.Context(), string(sb.ID))
 		r, err := d.Try(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: climbing(file)})
 		return r.Stdout, err
 	}
@@ -361,7 +361,7 @@ func agentsThatPoint(t *testing.T, d *harness.Daemon, file string) {
 		if err != nil {
 			return err.Error()
 		}
-		defer d.RemoveAgent(t.Context(), a.ID) //nolint:errcheck // goes with the project
+		defer d.RemoveAgent(t.Context(), a.ID)
 		said := ""
 		for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline) && !strings.Contains(said, "/"); <-time.After(50 * time.Millisecond) {
 			v, err := d.Project(t.Context(), string(p.ID))

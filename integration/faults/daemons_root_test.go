@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -98,12 +99,10 @@ func TestSecondDaemonRefuses(t *testing.T) {
 func removeCgroups(t *testing.T, dir string) {
 	t.Helper()
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0o200)
-	for range 100 {
-		if out, _ := exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").CombinedOutput(); len(out) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	testenv.Within(5*time.Second, func() bool {
+		out, _ := exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").CombinedOutput()
+		return len(out) == 0
+	})
 }
 
 // TestBackupAndRestore: a backup is made on time, one command puts it back, and
@@ -186,10 +185,8 @@ func (h *house) offline(t *testing.T, args ...string) (string, error) {
 }
 
 func within(limit time.Duration, ok func() bool) error {
-	for end := time.Now().Add(limit); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			return os.ErrDeadlineExceeded
-		}
+	if !testenv.Within(limit, ok) {
+		return os.ErrDeadlineExceeded
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func newHouse(t *testing.T) *house {
 	h.Sh(t, "stopped", "echo three > /root/three")
 	_, err = h.Stop(t.Context(), "stopped")
 	need(t, err)
-	time.Sleep(300 * time.Millisecond) // the volume hears of it
+	<-time.After(300 * time.Millisecond) // the volume hears of it, without an answer
 	h.tree = h.precious(t)
 	return h
 }

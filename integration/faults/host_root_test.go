@@ -364,7 +364,8 @@ func TestCheckConfigFindsWhatStartRefuses(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, harness.Program(t, "sandboxd"), append([]string{
-			"--config", config, "--cgroup", harness.CgroupMode(), "--cgroup-parent", "/sandboxd-check-config"}, args...)...).CombinedOutput()
+			"--config", config, "--cgroup", harness.CgroupMode(), "--cgroup-parent", "/sandboxd-check-config",
+		}, args...)...).CombinedOutput()
 		if ctx.Err() != nil {
 			err = nil // it runs
 		}
@@ -429,7 +430,7 @@ func TestExitStatusOfBadConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := exec.CommandContext(t.Context(), harness.Program(t, "sandboxd"), "--config", config).Run()
-	if exit, ok := err.(*exec.ExitError); !ok || exit.Sys().(syscall.WaitStatus).ExitStatus() != 78 { //nolint:errcheck,errorlint // of Run, on Linux
+	if exit, ok := err.(*exec.ExitError); !ok || exit.Sys().(syscall.WaitStatus).ExitStatus() != 78 { //nolint:errorlint // of Run, on Linux
 		t.Errorf("%v, want exit status 78", err)
 	}
 }

@@ -256,6 +256,7 @@ func Quiet(log string) string {
 	return b.String()
 }
 
+// LastLines returns the last n lines of s.
 func LastLines(s string, n int) string {
 	lines := strings.Split(s, "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

@@ -124,6 +124,7 @@ func listAttrs(fd int, list []byte) (int, error) { return unix.Listxattr(fdPath(
 func getAttr(fd int, attr string, value []byte) (int, error) {
 	return unix.Getxattr(fdPath(fd), attr, value)
 }
+
 func setAttr(fd int, attr, value string) error {
 	return unix.Setxattr(fdPath(fd), attr, []byte(value), 0)
 }

@@ -40,8 +40,10 @@ var forbidden = []string{
 }
 
 // conditional calls are allowed whole here and judged by refusals before.
-var conditional = []string{"socket", "socketpair", "clone", "clone3", "ioctl", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open",
-	"setuid", "setreuid", "setresuid", "setfsuid", "chown", "lchown", "fchown", "fchownat"}
+var conditional = []string{
+	"socket", "socketpair", "clone", "clone3", "ioctl", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open",
+	"setuid", "setreuid", "setresuid", "setfsuid", "chown", "lchown", "fchown", "fchownat",
+}
 
 // Compile returns the filter as an array of struct sock_filter for
 // seccomp(2). It takes some milliseconds and its result fits every sandbox
