@@ -68,8 +68,8 @@ func TestOwnersHaveNamesOfTheirOwn(t *testing.T) {
 	}
 	first := made["alice"].ID
 	bring(t, d, made["alice"], sandbox.StatusCompleted)
-	if sb, err := d.ByRef(t.Context(), "web"); err != nil || sb.ID == first {
-		t.Errorf("the name once the first has ended: %s, %v", sb.Owner, err)
+	if sb, err := d.ByRef(t.Context(), "web"); err != nil || sb.ID != first {
+		t.Errorf("the name once the first has ended: %s, %v; want it to pass to nobody", sb.Owner, err)
 	}
 }
 
@@ -161,4 +161,45 @@ func TestProjectsOfOwners(t *testing.T) {
 		return tx.PutProject(project.Project{ID: project.NewID(), Name: "shop", Owner: "bob", Status: project.StatusActive})
 	})
 	want(t, err, sandbox.ErrConflict, "project_exists")
+}
+
+// TestNamesStayWithWhoHadThemFirst: where no caller says whose is meant, as in
+// a host name, a name never passes to another owner, however long ago it was
+// free and its record pruned.
+func TestNamesStayWithWhoHadThemFirst(t *testing.T) {
+	d := open(t)
+	made := func(owner string, at time.Time) sandbox.Sandbox {
+		p := params("web")
+		p.Sandbox.Owner, p.Sandbox.CreatedAt = owner, at
+		sb, _, err := d.CreateSandbox(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sb
+	}
+	begin := time.Now()
+	first := made("alice", begin)
+	other := made("bob", begin.Add(time.Second))
+	means := func(want sandbox.ID, when string) {
+		t.Helper()
+		if sb, err := d.ByRef(t.Context(), "web"); sb.ID != want || want != "" && err != nil {
+			t.Errorf("%s: the name means %q (%s), %v", when, sb.ID, sb.Owner, err)
+		}
+	}
+	means(first.ID, "both live")
+	if _, err := d.writer.ExecContext(t.Context(), `INSERT INTO ledger (sandbox, owner, project, name, image, labels, created_at) VALUES (?, 'alice', '', 'web', '', '{}', ?)`, first.ID, begin.UnixMilli()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.writer.ExecContext(t.Context(), `UPDATE sandboxes SET status = 'completed', ended_at = 1 WHERE id = ?`, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	means(first.ID, "the first has ended")
+	if _, err := d.writer.ExecContext(t.Context(), `UPDATE sandboxes SET name = '' WHERE id = ?`, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	means("", "the ledger alone remembers it")
+	if sb, err := d.OwnByRef(t.Context(), "bob", "web"); err != nil || sb.ID != other.ID { // the control
+		t.Errorf("the other owner's own: %s, %v", sb.ID, err)
+	}
+	means(made("alice", begin.Add(2*time.Second)).ID, "its owner has one again")
 }

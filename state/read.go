@@ -27,9 +27,13 @@ const columns = `id, owner, status, reason, detail, created_at, started_at, ende
 	slot, uid_base, address, init_pid, init_start, boot_id, spec, enforcement, usage, last_output`
 
 const (
-	// The living first, the oldest of those; of ended ones the newest.
-	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> ''
-		ORDER BY status IN ('completed', 'failed'), CASE WHEN status IN ('completed', 'failed') THEN -created_at ELSE created_at END LIMIT 1`
+	// Who had a name first keeps it: the ledger remembers those whose records are gone.
+	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = (
+			SELECT owner FROM (
+				SELECT * FROM (SELECT owner, created_at AS at FROM ledger WHERE name = ?1 AND name <> '' ORDER BY created_at LIMIT 1)
+				UNION ALL SELECT * FROM (SELECT owner, created_at / 1000000 FROM sandboxes WHERE name = ?1 AND name <> '' ORDER BY created_at LIMIT 1))
+			ORDER BY at LIMIT 1)
+		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlOwnByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = ?2
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlSpoken = `SELECT EXISTS (SELECT 1 FROM idempotency WHERE owner = ?1 AND key = ?2)
@@ -104,8 +108,8 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 
 // ByName returns the caller's living sandbox of that name, else the one made
 // last: a name is unique among the living sandboxes of one owner. Work that no
-// caller asked for gets the oldest of all owners', so that nobody takes a name
-// from who has it. ErrNotFound.
+// caller asked for, as requests by host name, gets that of the owner who had
+// the name first, living or not: a name never passes to others. ErrNotFound.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
 	if _, owner, called := meant(ctx, name); called {
 		return d.one(ctx, name, sqlOwnByName, name, owner)

@@ -156,7 +156,9 @@ func (w *tenants) run(id, token string) int {
 // TestTenants has each way one tenant had at another's sandboxes, secrets and
 // names. Every probe has its control: who may do it, can.
 func TestTenants(t *testing.T) {
-	w := newTenants(t, "")
+	hosts := filepath.Join(t.TempDir(), "hosts.sock")
+	w := newTenants(t, "network: {domain: box.test, ingress_listen: "+hosts+"}\n")
+	t.Run("hosts", func(t *testing.T) { w.hosts(t, hosts) })
 	t.Run("tokens", w.tokens)
 	t.Run("ports", w.ports)
 	t.Run("names", w.names)
@@ -342,6 +344,44 @@ func (w *tenants) names(t *testing.T) {
 	}
 	if a := w.native("bob", "GET", "/v1/sandboxes/web", ""); field(t, a, "id") != box {
 		t.Errorf("web of bob: %d %s", a.status, a.body)
+	}
+}
+
+// hosts: a host name stays with the owner who had it first, and tells nobody
+// who has no token whether it leads anywhere.
+func (w *tenants) hosts(t *testing.T, socket string) {
+	w.t = t
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer tr.CloseIdleConnections()
+	at := func(ref, token string) reply {
+		a := w.read(w.send(&http.Client{Transport: tr, Timeout: time.Minute}, "GET", "http://8123-"+ref+".box.test/", "", "X-Sandbox-Token", token))
+		a.body = strings.ReplaceAll(a.body, ref, "REF")
+		return a
+	}
+	opens := func(who, id string) string {
+		return field(t, w.native(who, "PUT", "/v1/sandboxes/"+id+"/port-token", ""), "token")
+	}
+	first := w.make("alice", `{"name":"shop",`+small+`}`)
+	token := opens("alice", first)
+	if a := at("shop", token); a.status != http.StatusBadGateway { // the control: the way is open, nobody listens
+		t.Fatalf("alice's host name: %d %s", a.status, a.body)
+	}
+	if a := w.native("alice", "DELETE", "/v1/sandboxes/"+first, ""); a.status/100 != 2 {
+		t.Fatalf("remove: %d %s", a.status, a.body)
+	}
+	other := w.make("bob", `{"name":"shop",`+small+`}`)
+	theirs := opens("bob", other)
+	if a := at("shop", theirs); a.status == http.StatusBadGateway {
+		t.Errorf("the host name passed to bob: %d %s", a.status, a.body)
+	}
+	if a := at(other, theirs); a.status != http.StatusBadGateway { // the controls
+		t.Errorf("bob's, by its id: %d %s", a.status, a.body)
+	}
+	again := w.make("alice", `{"name":"shop",`+small+`}`)
+	if a := at("shop", opens("alice", again)); a.status != http.StatusBadGateway {
+		t.Errorf("alice's next of the name: %d %s", a.status, a.body)
 	}
 }
 
