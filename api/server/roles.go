@@ -1,9 +1,12 @@
 package server
 
 import (
+	"net/http"
+
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sandboxd/sandboxd/access"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // rulebook says who may call an operation.
@@ -70,7 +73,12 @@ var rules = func() map[string]rulebook {
 // the request.
 func (s *server) authorize(ctx huma.Context, next func(huma.Context)) {
 	req := requestOf(ctx.Context())
-	if err := s.permit(ctx.Context(), ctx.Operation().OperationID, objectOf(ctx)); err != nil {
+	operation := ctx.Operation().OperationID
+	err := s.permit(ctx.Context(), operation, objectOf(ctx))
+	if err == nil && s.world != "" && ctx.Method() == http.MethodGet && rules[operation].changes { // WebSockets
+		err = sandbox.Errorf(sandbox.ErrForbidden, "production_read_only", "nothing can be run in the production world, nor connected to: it is for looking")
+	}
+	if err != nil {
 		s.refuse(req.w, req.r, err)
 		return
 	}
