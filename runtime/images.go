@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,6 +101,14 @@ func (m *Manager) collectSoon() {
 	})
 }
 
+// collectAfter removes unused layers where a sandbox no longer stands on what
+// it stood on.
+func (m *Manager) collectAfter(was, now []string) {
+	if !slices.Equal(was, now) {
+		m.collectSoon()
+	}
+}
+
 // collectLayers removes every layer that neither an image names nor a living
 // sandbox stands on.
 //
@@ -107,6 +116,7 @@ func (m *Manager) collectSoon() {
 // every new sandbox would wait for the slowest client that sends an archive.
 func (m *Manager) collectLayers(ctx context.Context) error {
 	if m.open() != nil {
+		m.collecting.Store(false)
 		return nil
 	}
 	for !m.imports.TryLock() {

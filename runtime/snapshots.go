@@ -388,6 +388,7 @@ func (m *Manager) rollback(ctx context.Context, b *box, sb sandbox.Sandbox, to s
 		return sb, err
 	}
 	if to == "" || to == sb.Spec.Snapshot {
+		defer m.collectAfter(r.Stack, r.Image.Layers)
 		return m.replaceRoot(ctx, b, sb, r, replace{
 			stack: r.Image.Layers, point: sb.Spec.Snapshot, event: state.Change{EventType: eventReset, Actor: actor},
 		})
@@ -399,6 +400,7 @@ func (m *Manager) rollback(ctx context.Context, b *box, sb sandbox.Sandbox, to s
 	if s.Image.Digest != r.Image.Digest {
 		return sb, sandbox.Errorf(sandbox.ErrConflict, "snapshot_of_other_image", "snapshot %s is of image %q, sandbox %s of %q: 'sandbox fork %s' makes a sandbox of it", s.ID, s.Image.Name, b.id, r.Image.Name, s.ID)
 	}
+	defer m.collectAfter(r.Stack, s.Layers)
 	return m.replaceRoot(ctx, b, sb, r, replace{
 		stack: s.Layers, point: s.ID,
 		event: state.Change{EventType: eventRolledBack, Actor: actor, Data: map[string]string{"snapshot": string(s.ID)}},

@@ -252,7 +252,7 @@ func TestDamagedDatabase(t *testing.T) {
 func (h *house) suffer(t *testing.T, w way) {
 	pid := h.Sh(t, "runs", "readlink /proc/self/ns/pid")
 	h.Sh(t, "runs", "true > /root/one.touched") // something the log alone knows
-	time.Sleep(150 * time.Millisecond)
+	<-time.After(150 * time.Millisecond)
 	if w.clean {
 		h.Shut()
 	} else {
@@ -285,7 +285,7 @@ func (h *house) suffer(t *testing.T, w way) {
 			t.Errorf("create in quarantine: %v, want code quarantine", err)
 		}
 	}
-	time.Sleep(400 * time.Millisecond) // the trash would be emptied
+	<-time.After(400 * time.Millisecond) // the trash would be emptied
 	h.Crash()
 	if now := h.precious(t); missing(h.tree, now) != "" {
 		t.Fatalf("deleted: %s\nthe daemon said:\n%s", missing(h.tree, now), harness.Quiet(harness.LastLines(log, 30)))

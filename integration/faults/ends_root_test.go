@@ -442,7 +442,7 @@ func (w *watched) watch(t *testing.T) func() map[string]told {
 		if len(all) < starts {
 			return false
 		}
-		time.Sleep(500 * time.Millisecond) // followers have begun to follow
+		<-time.After(500 * time.Millisecond) // followers have begun to follow
 		return err == nil
 	})
 	return func() map[string]told {
