@@ -122,7 +122,7 @@ test-root: build deps-run deps-test deps-e2b $(TOOLS)/gotestsum ## tests that ne
 	@mkdir -p $(OUT); echo '== test-root'
 	@SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
 	  $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/root.json -- \
-	  -tags root -count 1 -p 1 -timeout 15m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
+	  -tags root -count 1 -p 1 -timeout 25m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
 
 .PHONY: test-vm
 test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)

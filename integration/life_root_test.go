@@ -37,7 +37,8 @@ func TestLife(t *testing.T) {
 		}
 	}
 	uidMap := strings.Fields(d.sh(t, "life", "cat /proc/self/uid_map"))
-	if len(uidMap) != 3 || uidMap[0] != "0" || uidMap[1] == "0" || uidMap[2] != "65536" {
+	// The workload's ids, and PID 1's one above them.
+	if len(uidMap) != 6 || uidMap[0] != "0" || uidMap[1] == "0" || uidMap[2] != "65536" || uidMap[3] != "65536" || uidMap[4] == "0" || uidMap[5] != "1" {
 		t.Errorf("uid map %v", uidMap)
 	}
 
