@@ -215,14 +215,11 @@ func (r *router) serve(w http.ResponseWriter, req *http.Request, trusted bool) {
 		err = sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "no sandbox %q", t.ref)
 	}
 	switch {
-	case errors.Is(err, sandbox.ErrNotFound):
-		answer(w, req, problem(http.StatusNotFound, "sandbox_not_found", fmt.Sprintf("no sandbox %q: use its id or its name", t.ref)))
+	case errors.Is(err, sandbox.ErrNotFound), err == nil && sb.Status.Terminal():
+		r.refuse(w, req, sb.ID) // who brings no token is not told what there is
 		return
 	case err != nil:
 		r.fail(w, req, err)
-		return
-	case sb.Status.Terminal():
-		answer(w, req, problem(http.StatusNotFound, "sandbox_ended", fmt.Sprintf("sandbox %s has ended", t.ref)))
 		return
 	}
 	headers := req.Header.Clone()
@@ -295,7 +292,7 @@ func (r *router) refuse(w http.ResponseWriter, req *http.Request, id sandbox.ID)
 	}
 	w.Header().Set("WWW-Authenticate", `Bearer realm="sandbox"`)
 	answer(w, req, problem(http.StatusUnauthorized, "token_required",
-		"this sandbox asks for its token: send it as "+tokenHeader+" or as a bearer token, or open the page once with ?"+tokenQuery+"=TOKEN"))
+		"nothing opens here without the token of a living sandbox: send it as "+tokenHeader+" or as a bearer token, or open the page once with ?"+tokenQuery+"=TOKEN; check the id or name, too"))
 }
 
 // enter gives a browser the token as a cookie of this host name alone, and

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -142,6 +143,31 @@ func TestRouteTo(t *testing.T) {
 	}
 	if len(ones)+len(twos) != 0 {
 		t.Error("a request that was refused got through")
+	}
+}
+
+// TestHostNamesTellNothing: without the token, what is there and what is not
+// answer alike, to the last header.
+func TestHostNamesTellNothing(t *testing.T) {
+	h := newHouse("dev", "bare", "over")
+	h.set("over", sandbox.StatusCompleted)
+	in := open(t, h)
+	c := listening(t, in, "tcp")
+	token, err := in.NewToken(t.Context(), "dev", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]bool{}
+	for _, ref := range []string{"dev", "bare", "over", "nobody", string(sandbox.NewID())} {
+		resp, body := ask(t, c, "http://80-"+ref+".box.test/", map[string]string{tokenHeader: "wrong"})
+		resp.Header.Del("Date")
+		said[fmt.Sprint(resp.StatusCode, resp.Header, body)] = true
+	}
+	if len(said) != 1 {
+		t.Errorf("%d answers: %v", len(said), said)
+	}
+	if resp, body := ask(t, c, "http://80-dev.box.test/", map[string]string{tokenHeader: token}); resp.StatusCode != http.StatusGatewayTimeout && resp.StatusCode != http.StatusBadGateway { // the control
+		t.Errorf("with the token: %d %s", resp.StatusCode, body)
 	}
 }
 

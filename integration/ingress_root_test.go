@@ -496,8 +496,8 @@ func TestHostNames(t *testing.T) {
 		"of one without a token": {"8080-other", nil, 401, "token_required"},
 		"another's token":        {"8080-other", with, 401, "token_required"},
 		"nobody listens":         {"8081-dev", with, 502, "port_closed"},
-		"no such sandbox":        {"8080-nobody", with, 404, "sandbox_not_found"},
-		"beginning of an id":     {"8080-" + string(sb.ID)[:8], with, 404, "sandbox_not_found"},
+		"no such sandbox":        {"8080-nobody", with, 401, "token_required"},
+		"beginning of an id":     {"8080-" + string(sb.ID)[:8], with, 401, "token_required"},
 		"no port":                {"dev", with, 404, "unknown_host"},
 		"port 0":                 {"0-dev", with, 404, "unknown_host"},
 	} {
@@ -569,7 +569,7 @@ func TestHostNames(t *testing.T) {
 	if _, err := d.Remove(t.Context(), "dev"); err != nil {
 		t.Fatal(err)
 	}
-	if r := fetch(t, c, "GET", "http://9090-dev."+ingressDomain+"/headers", nil, http.NoBody); r.StatusCode != 404 || !strings.Contains(r.body, "sandbox_ended") {
+	if r := fetch(t, c, "GET", "http://9090-dev."+ingressDomain+"/headers", nil, http.NoBody); r.StatusCode != 401 || !strings.Contains(r.body, "token_required") {
 		t.Errorf("of a sandbox that is gone: %d %s", r.StatusCode, r.body)
 	}
 }

@@ -368,6 +368,9 @@ func (w *tenants) hosts(t *testing.T, socket string) {
 	if a := at("shop", token); a.status != http.StatusBadGateway { // the control: the way is open, nobody listens
 		t.Fatalf("alice's host name: %d %s", a.status, a.body)
 	}
+	if known, unknown := at("shop", ""), at("absent", ""); known != unknown || known.status != http.StatusUnauthorized {
+		t.Errorf("without a token a host name tells what there is: %d %s and %d %s", known.status, known.body, unknown.status, unknown.body)
+	}
 	if a := w.native("alice", "DELETE", "/v1/sandboxes/"+first, ""); a.status/100 != 2 {
 		t.Fatalf("remove: %d %s", a.status, a.body)
 	}
