@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -45,7 +46,17 @@ func TestStdinOverRestarts(t *testing.T) {
 				for i := range clients {
 					go func() { heard <- feedBlock(t, d, sb, argv, block, file, want, i%2 == 1) }()
 				}
-				time.Sleep(time.Duration(50+rand.IntN(400)) * time.Millisecond)
+				testenv.Eventually(t, time.Minute, "every command is being fed", func() bool {
+					all, err := d.Processes(t.Context(), string(sb.ID))
+					fed := 0
+					for _, p := range all {
+						if p.Exit == nil && p.StdinBytes > 0 {
+							fed++
+						}
+					}
+					return err == nil && fed == clients
+				})
+				time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
 				d.End(sig)
 				d.Up()
 				for range clients {
