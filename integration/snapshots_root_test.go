@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -278,7 +279,7 @@ func TestResetPaths(t *testing.T) {
 
 // TestSnapshotCarried takes a snapshot from one installation to another.
 func TestSnapshotCarried(t *testing.T) {
-	from, to := install(t, ""), install(t, "")
+	from, to := install(t, ""), &daemon{harness.InstallApart(t, "")}
 	img := smallImage(t, from, "small")
 	from.create(t, sandbox.Spec{Name: "dev", Image: img, Env: map[string]string{"A": "b"}})
 	from.sh(t, "dev", "mkdir /srv/d && echo x >/srv/d/f && ln /srv/d/f /srv/d/g && chmod 4755 /srv/d/f")

@@ -82,9 +82,10 @@ type Daemon struct {
 	Log    *Log
 	*client.Client
 
-	cmd  *exec.Cmd
-	done chan struct{}
-	t    testing.TB
+	cmd   *exec.Cmd
+	done  chan struct{}
+	t     testing.TB
+	apart bool // in a network namespace of its own
 }
 
 // Log keeps what a daemon said, for failed tests.
@@ -115,6 +116,18 @@ func (l *Log) String() string {
 // them takes an emulated machine seconds.
 func Install(t testing.TB, config string, args ...string) *Daemon {
 	t.Helper()
+	return install(t, false, config, args...)
+}
+
+// InstallApart is Install in a network namespace of its own: one namespace has
+// room for one daemon.
+func InstallApart(t testing.TB, config string, args ...string) *Daemon {
+	t.Helper()
+	return install(t, true, config, args...)
+}
+
+func install(t testing.TB, apart bool, config string, args ...string) *Daemon {
+	t.Helper()
 	if !strings.Contains(config, "pool:") {
 		config += "pool:\n  size: 2\n"
 	}
@@ -129,7 +142,7 @@ func Install(t testing.TB, config string, args ...string) *Daemon {
 	if err := os.Chmod(dir, 0o711); err != nil { // sandboxes pass through to the run directory
 		t.Fatal(err)
 	}
-	d := &Daemon{t: t, Dir: dir, Parent: "/" + filepath.Base(dir), Log: &Log{}}
+	d := &Daemon{t: t, apart: apart, Dir: dir, Parent: "/" + filepath.Base(dir), Log: &Log{}}
 	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +183,11 @@ func (d *Daemon) Up() {
 // it said, and none runs.
 func (d *Daemon) TryUp() error {
 	d.t.Helper()
-	d.cmd = exec.Command(Program(d.t, "sandboxd"), d.Extra...)
+	argv := append([]string{Program(d.t, "sandboxd")}, d.Extra...)
+	if d.apart {
+		argv = append([]string{"unshare", "--net", "--", "sh", "-c", `ip link set lo up && exec "$@"`, "sh"}, argv...)
+	}
+	d.cmd = exec.Command(argv[0], argv[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = d.Log, d.Log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C at the terminal is not the daemon's
 	if err := d.cmd.Start(); err != nil {
