@@ -210,9 +210,10 @@ func (m *Manager) fitStack(ctx context.Context, id sandbox.ID) error {
 // errUnfinished tells of a PID 1 that never got its root.
 var errUnfinished = errors.New("PID 1 has no configuration")
 
-// adopt opens the shell a row names. A PID 1 that lives but does not answer
-// in time is adopted too: it may only be slow, and what it holds is not ours
-// to throw away.
+// adopt opens the shell a row names. A PID 1 that lives is adopted also where
+// it does not answer, or cannot be reached because its socket or the run
+// directory is lost: what it holds is not ours to throw away. Its end is seen
+// by the watch, as that of any other.
 func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 	shell, err := m.shells.Open(b.id, row.InitPID, row.InitStart)
 	if err != nil {
@@ -227,8 +228,8 @@ func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 	if err == nil && !info.Configured {
 		return errUnfinished
 	}
-	if errors.Is(err, sandbox.ErrDeadline) && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "PID 1 lives but does not answer: 'sandbox stop' ends it", "sandbox", b.id, "err", err)
+	if err != nil && !errors.Is(err, sandbox.ErrUnsupported) && ctx.Err() == nil {
+		m.log.ErrorContext(ctx, "PID 1 lives but cannot be asked: its processes go on; 'sandbox stop' ends them and keeps the files, 'sandbox start' then makes what was lost", "sandbox", b.id, "err", err)
 		err = nil
 	}
 	if u, uerr := m.cgroup.Usage(b.id); uerr == nil {

@@ -1,0 +1,64 @@
+//go:build root
+
+package faults
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/sandbox"
+)
+
+// TestLostRunDirectory: a PID 1 that lives is not taken for dead because its
+// socket, or the whole run directory, is lost. Its processes go on, a stop
+// keeps the files, and a start makes what was lost. The control loses nothing.
+func TestLostRunDirectory(t *testing.T) {
+	for _, way := range []string{"nothing", "the socket", "the run directory"} {
+		t.Run(way, func(t *testing.T) {
+			d := harness.Install(t, "")
+			sb := d.New(t, sandbox.Spec{Name: "s"})
+			d.Sh(t, "s", "echo kept >/root/f")
+			if _, err := d.StartProcess(t.Context(), "s", sandbox.ProcessSpec{Argv: []string{"sleep", "1000"}}); err != nil {
+				t.Fatal(err)
+			}
+			d.Crash()
+			run := filepath.Join(d.Dir, "run")
+			var err error
+			switch way {
+			case "the socket":
+				err = os.Remove(filepath.Join(run, "init", string(sb.ID)+".sock"))
+			case "the run directory":
+				err = os.Rename(run, run+"-lost")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.Up()
+			now, err := d.Sandbox(t.Context(), "s")
+			if err != nil || now.Status != sandbox.StatusRunning || now.InitPID != sb.InitPID {
+				t.Fatalf("after the start it is %s (%s %s), PID 1 %d, %v; want running, %d", now.Status, now.Reason, now.Detail, now.InitPID, err, sb.InitPID)
+			}
+			r, err := d.Try(t.Context(), "s", sandbox.ProcessSpec{Argv: []string{"cat", "/root/f"}})
+			if way == "nothing" && (err != nil || r.Stdout != "kept\n") {
+				t.Errorf("the control: %q, %v", r.Stdout, err)
+			}
+			if way != "nothing" && (err == nil || codeOf(err) == "") {
+				t.Errorf("a command in it: %q, %v; want an error with a code", r.Stdout, err)
+			}
+			if _, err := d.Stop(t.Context(), "s"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.Start(t.Context(), "s"); err != nil {
+				t.Fatal(err)
+			}
+			if got := d.Sh(t, "s", "cat /root/f"); got != "kept" {
+				t.Errorf("after stop and start: %q", got)
+			}
+			d.Agree(t)
+		})
+	}
+}
+
+func codeOf(err error) string { return sandbox.CodeOf(err) }
