@@ -253,7 +253,20 @@ func arrives(name string, send func(pid, tid int, sig unix.Signal) error, sig un
 
 // onThread are what a process may do to another's threads, where it may.
 var onThread = map[string]func(tid int) error{
-	"sched_setaffinity": func(tid int) error { var s unix.CPUSet; s.Set(0); return unix.SchedSetaffinity(tid, &s) },
+	"sched_setaffinity": func(tid int) error {
+		// The first processor of its own: a cpuset may leave others out.
+		var own, one unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &own); err != nil {
+			return err
+		}
+		for cpu := range 1024 {
+			if own.IsSet(cpu) {
+				one.Set(cpu)
+				break
+			}
+		}
+		return unix.SchedSetaffinity(tid, &one)
+	},
 	"sched_setscheduler": func(tid int) error {
 		var param int32
 		return kernel(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), 3 /* SCHED_BATCH */, uintptr(unsafe.Pointer(&param)))
