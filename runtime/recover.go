@@ -76,6 +76,12 @@ func (m *Manager) Recover(ctx context.Context) error {
 		})
 	}
 	_ = g.Wait()
+	for _, f := range found {
+		if f.fate == fateElsewhere && !held {
+			return sandbox.Errorf(sandbox.ErrConflict, "cgroup_parent_changed",
+				"sandbox %s runs (PID %d), but not beneath the parent cgroup: its limits and its costs would count for nothing; start with the cgroup_parent it was started with, then stop it, or run 'sandboxd retire', before that is changed", f.row.ID, f.row.InitPID)
+		}
+	}
 	keep := map[sandbox.ID]netns.Attachment{}
 	for _, f := range found {
 		switch f.fate {
@@ -135,6 +141,7 @@ const (
 	fateStay                  // it is stopped
 	fateHalt                  // it becomes stopped
 	fateEnd
+	fateElsewhere // it runs where this daemon neither limits nor counts
 )
 
 // judgeRow decides a sandbox's fate, and opens the shell of one to be
@@ -169,6 +176,8 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row, files boo
 	switch {
 	case err == nil:
 		return fateAdopt, ending{}
+	case errors.Is(err, errElsewhere):
+		return fateElsewhere, ending{}
 	case errors.Is(err, errUnfinished):
 		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
 	case errors.Is(err, sandbox.ErrUnsupported): // a PID 1 this build cannot talk to
@@ -207,6 +216,9 @@ func (m *Manager) fitStack(ctx context.Context, id sandbox.ID) error {
 	return m.state.FinishRoot(ctx, id, p, 0, "", state.Change{}, true)
 }
 
+// errElsewhere tells of a PID 1 that lives in another cgroup than this daemon's.
+var errElsewhere = errors.New("its cgroup is not beneath the parent cgroup")
+
 // errUnfinished tells of a PID 1 that never got its root.
 var errUnfinished = errors.New("PID 1 has no configuration")
 
@@ -232,7 +244,11 @@ func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 		m.log.ErrorContext(ctx, "PID 1 lives but cannot be asked: its processes go on; 'sandbox stop' ends them and keeps the files, 'sandbox start' then makes what was lost", "sandbox", b.id, "err", err)
 		err = nil
 	}
-	if u, uerr := m.cgroup.Usage(b.id); uerr == nil {
+	u, uerr := m.cgroup.Usage(b.id)
+	if errors.Is(uerr, sandbox.ErrNotFound) { // it cannot be removed while PID 1 is in it
+		return errElsewhere
+	}
+	if uerr == nil {
 		b.mu.Lock()
 		b.oomKills = u.OOMKills
 		b.mu.Unlock()

@@ -3,9 +3,14 @@
 package faults
 
 import (
+	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -62,3 +67,26 @@ func TestLostRunDirectory(t *testing.T) {
 }
 
 func codeOf(err error) string { return sandbox.CodeOf(err) }
+
+// TestParentCgroupChanged: a daemon told another parent cgroup than the one its
+// sandboxes run in refuses to start, and leaves them alone. The control is the
+// start with the right one.
+func TestParentCgroupChanged(t *testing.T) {
+	d := harness.Install(t, "")
+	sb := d.New(t, sandbox.Spec{Name: "s"})
+	d.Crash()
+	args := slices.Clone(d.Extra)
+	args[slices.Index(args, "--cgroup-parent")+1] = d.Parent + "-other"
+	t.Cleanup(func() { removeCgroups(t, harness.CgroupRoot()+d.Parent+"-other") })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, harness.Program(t, "sandboxd"), args...).CombinedOutput()
+	if err == nil || ctx.Err() != nil || !strings.Contains(string(out), "parent cgroup") {
+		t.Fatalf("with another parent cgroup: %v\n%s", err, out)
+	}
+	d.Up()
+	if now, err := d.Sandbox(t.Context(), "s"); err != nil || now.Status != sandbox.StatusRunning || now.InitPID != sb.InitPID {
+		t.Errorf("with the right one it is %s, %v", now.Status, err)
+	}
+	d.Sh(t, "s", "true")
+}
