@@ -321,6 +321,15 @@ func TestPID1Files(t *testing.T) {
 			}
 		}
 	}
+	d.Sh(t, ref, "ln -s /proc/1/exe /tmp/planted; ln -s /proc/self/fd/0 /tmp/planted0")
+	for _, name := range []string{"/proc/self/exe", "/proc/thread-self/exe", "/proc/1/exe", "/proc/self/fd/1", "/tmp/planted", "/tmp/planted0"} {
+		if info, err := files.Write(t.Context(), "root", name, 0o644, strings.NewReader("x")); err == nil {
+			t.Errorf("%s: written as %+v", name, info)
+		}
+	}
+	if said := d.Sh(t, ref, "ls -A / | grep sandbox-init || true"); said != "" {
+		t.Errorf("a write made %s", said)
+	}
 	list, err := files.List(t.Context(), "root", "/proc", 3)
 	if err != nil {
 		t.Logf("/proc, three deep: %v", err)

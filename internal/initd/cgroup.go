@@ -212,14 +212,9 @@ func descendants(leader int) ([]int, error) {
 	return pids, nil
 }
 
-// readStat takes the fields after the command name, which may hold anything
-// but ends at the last ')'.
+// readStat takes the parent, the process group and the session.
 func readStat(pid int) (ppid, pgrp, sid int, ok bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, 0, 0, false
-	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	f := statFields(pid)
 	if len(f) < 4 || f[0] == "Z" || f[0] == "X" {
 		return 0, 0, 0, false
 	}
@@ -227,4 +222,23 @@ func readStat(pid int) (ppid, pgrp, sid int, ok bool) {
 	pgrp, _ = strconv.Atoi(f[2])
 	sid, _ = strconv.Atoi(f[3])
 	return ppid, pgrp, sid, true
+}
+
+// processState is one letter, T for stopped (proc_pid_stat(5)), or empty where
+// it cannot be told.
+func processState(pid int) string {
+	if f := statFields(pid); len(f) > 0 {
+		return f[0]
+	}
+	return ""
+}
+
+// statFields are those after the command name, which may hold anything but ends
+// at the last ')'.
+func statFields(pid int) []string {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -161,6 +162,8 @@ func explainExec(err error, name string, acc account) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "workdir_not_found", "working directory %.200q for user %s: %w", e.dir, acc.name, e.err)
 	}
 	switch {
+	case errors.Is(err, linux.ErrEndedEarly):
+		return sandbox.Errorf(sandbox.ErrUnavailable, "start_stopped", "command %.200q was stopped or killed before it began by another process of the sandbox: end that one and try again", name)
 	case errors.Is(err, errNoLoader):
 		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q: %w", name, err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):

@@ -106,8 +106,8 @@ func (s *Server) worked() {
 	s.idle.Reset(tidyAfter)
 }
 
-// awake gives PID 1 a second processor: a fork holds one until the program is
-// loaded, which a frozen or starved child can put off for long. The caller
+// awake gives PID 1 a second processor: a fork holds one until the runtime
+// takes it away, and a frozen or starved child can put its program off for long. The caller
 // holds s.procs.forking for reading.
 func awake() {
 	if runtime.GOMAXPROCS(0) < 2 {

@@ -310,7 +310,11 @@ func realTarget(name string) (dir, base string, err error) {
 		}
 		buf := make([]byte, maxPath)
 		n, rerr := unix.Readlinkat(fd, "", buf)
+		kerr := refuseKernelFS(fd) // where what a link says may not be where it leads
 		_ = unix.Close(fd)
+		if rerr == nil && kerr != nil {
+			return "", "", kerr
+		}
 		if rerr != nil { // not a link
 			return path.Dir(name), path.Base(name), nil
 		}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,7 @@ type forkJob struct {
 	argv  []string
 	path  string // the variable PATH
 	attr  *syscall.ProcAttr
+	under *linux.Forking
 	done  chan<- forkResult
 }
 
@@ -137,13 +139,38 @@ func (w *worker) enter() error {
 	return nil
 }
 
-// fork starts one workload.
+// A child that is stopped gets on after forkLook, if only once; it is killed
+// after maxStopped looks that found it so.
+const (
+	forkLook   = 50 * time.Millisecond
+	maxStopped = 20
+)
+
+// fork starts one workload. Until its execve others in the sandbox may stop the
+// child, as any process of the same user or of root's, and the thread with it:
+// so the caller looks after it. A child that is slow for other reasons has the
+// time it takes.
 func (w *worker) fork(j forkJob) (int, error) {
 	done := make(chan forkResult, 1)
-	j.done = done
+	j.done, j.under = done, new(linux.Forking)
 	w.jobs <- j
-	r := <-done
-	return r.pid, r.err
+	for stopped := 0; ; {
+		select {
+		case r := <-done:
+			return r.pid, r.err
+		case <-time.After(forkLook):
+		}
+		j.under.Look(func(pid int) {
+			switch state := processState(pid); {
+			case state != "T" && state != "t" && state != "":
+			case stopped < maxStopped:
+				stopped++
+				_ = unix.Kill(pid, unix.SIGCONT)
+			default:
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		})
+	}
 }
 
 // start enters the working directory as the user and tries every candidate for
@@ -181,7 +208,7 @@ func (w *worker) start(j forkJob) (int, error) {
 		if name == "" {
 			break
 		}
-		pid, err := linux.ForkExec(name, j.argv, j.attr, w.token)
+		pid, err := linux.ForkExec(name, j.argv, j.attr, w.token, j.under)
 		switch {
 		case err == nil:
 			return pid, nil

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -20,6 +22,15 @@ func runtimeAfterFork()
 
 //go:linkname runtimeAfterForkInChild syscall.runtime_AfterForkInChild
 func runtimeAfterForkInChild()
+
+// What a system call that may block does first and last: without it the thread
+// keeps its processor, and the collector, which stops the world, waits with it.
+//
+//go:linkname entersyscall runtime.entersyscall
+func entersyscall()
+
+//go:linkname exitsyscall runtime.exitsyscall
+func exitsyscall()
 
 func vforkSyscall(trap, a1, a2, a4, a5 uintptr) (r1, errno uintptr)
 
@@ -44,23 +55,52 @@ type child struct {
 	uid, gid  uintptr
 	groups    []uint32
 	tty       bool
+	execs     bool // as good as at its execve
 	err       syscall.Errno
 }
 
-// ForkExec is syscall.ForkExec with four differences. The signals that the
+// ErrEndedEarly is a child that was killed before its execve.
+var ErrEndedEarly = errors.New("the child was killed before its execve")
+
+// Forking is the child of a fork that is under way. The thread that forks can
+// do nothing for it: it waits in the kernel.
+type Forking struct {
+	mu  sync.Mutex
+	pid int32 // the kernel writes it; 0 before and after
+}
+
+// Look calls f with the child's pid, if the fork is under way: the number
+// cannot pass to another process meanwhile.
+func (k *Forking) Look(f func(pid int)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if pid := atomic.LoadInt32(&k.pid); pid != 0 {
+		f(int(pid))
+	}
+}
+
+func (k *Forking) over() {
+	k.mu.Lock()
+	atomic.StoreInt32(&k.pid, 0)
+	k.mu.Unlock()
+}
+
+// ForkExec is syscall.ForkExec with five differences. The signals that the
 // process ignores have their default action in the child. clone3 is called
 // with the token, so that a filter can tell who calls. And an error comes back
 // through the memory that parent and child share, without a pipe. And the child
 // closes all but its own descriptors before execve, not by it: the kernel
 // resolves the names of the program, its interpreter and its loader with what
-// is open then (close_range(2), Linux 5.9).
+// is open then (close_range(2), Linux 5.9). And others can look after the child
+// by under while the fork is not done: whoever may signal it can stop it.
 //
 // Of attr it heeds Env, Files and of Sys the controlling terminal (always
 // descriptor 0), the credential, which must be given, and the cgroup. The child
 // has a session of its own.
-func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToken) (pid int, err error) {
+func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToken, under *Forking) (pid int, err error) {
 	c := &child{token: token, tty: attr.Sys.Setctty}
-	c.clone.flags, c.clone.exitSignal = unix.CLONE_VFORK|unix.CLONE_VM, uint64(unix.SIGCHLD)
+	c.clone.flags, c.clone.exitSignal = unix.CLONE_VFORK|unix.CLONE_VM|unix.CLONE_PARENT_SETTID, uint64(unix.SIGCHLD)
+	c.clone.parentTID = uint64(uintptr(unsafe.Pointer(&under.pid))) // others have it: it is on the heap
 	if c.path, err = unix.BytePtrFromString(path); err != nil {
 		return 0, err
 	}
@@ -84,19 +124,22 @@ func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToke
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
 	r, errno := fork(c)
-	runtimeAfterFork()
 	runtime.KeepAlive(c)
+	under.over()
 	if errno != 0 {
 		return 0, errno
 	}
-	if c.err == 0 {
+	err = c.err
+	if c.err == 0 && c.execs {
 		return int(r), nil
+	} else if c.err == 0 {
+		err = ErrEndedEarly
 	}
 	// Its end is nobody else's to take.
 	var ws unix.WaitStatus
 	for {
 		if _, werr := unix.Wait4(int(r), &ws, 0, nil); !errors.Is(werr, unix.EINTR) {
-			return 0, c.err
+			return 0, err
 		}
 	}
 }
@@ -116,13 +159,12 @@ func fork(c *child) (pid uintptr, errno syscall.Errno) {
 		i      int
 		action [4]uint64 // struct kernel_sigaction: SIG_DFL, no mask
 	)
+	entersyscall()
 	runtimeBeforeFork()
-	if c.clone.cgroup != 0 {
-		pid, e1 = vforkSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&c.clone)), unsafe.Sizeof(c.clone), uintptr(c.token[0]), uintptr(c.token[1]))
-	} else {
-		pid, e1 = vforkSyscall(unix.SYS_CLONE, uintptr(c.clone.flags|c.clone.exitSignal), 0, 0, 0)
-	}
+	pid, e1 = vforkSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&c.clone)), unsafe.Sizeof(c.clone), uintptr(c.token[0]), uintptr(c.token[1]))
 	if e1 != 0 || pid != 0 {
+		runtimeAfterFork()
+		exitsyscall()
 		return pid, syscall.Errno(e1)
 	}
 	// In the child, all signals blocked.
@@ -175,6 +217,7 @@ func fork(c *child) (pid uintptr, errno syscall.Errno) {
 	if _, _, e = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(len(c.fds)), math.MaxUint32, 0); e != 0 {
 		goto fail
 	}
+	c.execs = true
 	_, _, e = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(c.path)), uintptr(unsafe.Pointer(&c.argv[0])), uintptr(unsafe.Pointer(&c.env[0])))
 fail:
 	c.err = e

@@ -14,6 +14,7 @@
 //	probe echo ADDR          send back what comes by TCP and UDP until killed
 //	probe signals ROUNDS [WAY...]  send PID 1's threads every signal in every way; tell the outcomes
 //	probe hammer TIME        send them as fast as it goes
+//	probe stop-all TIME      stop every process it may, as fast as it goes; go on itself
 //	probe signal-control     send some in each way to an ordinary process
 //	probe limits             set limits and priorities of PID 1's threads, touch their files
 //	probe limits-control     the same on an ordinary process
@@ -78,6 +79,12 @@ func run(args []string) error {
 			return err
 		}
 		return hammer(1, d)
+	case verb == "stop-all" && len(args) == 1:
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		return stopAll(d)
 	case verb == "become" && len(args) == 1:
 		id, err := strconv.Atoi(args[0])
 		if err != nil {

@@ -400,6 +400,18 @@ func hammer(pid int, d time.Duration) error {
 	return out.tell()
 }
 
+// stopAll stops every process it may but itself (kill(2) with -1), as fast as it
+// goes, for so long.
+func stopAll(d time.Duration) error {
+	out := tally{}
+	for until := time.Now().Add(d); time.Now().Before(until); {
+		for range 1000 {
+			out.add("kill all", unix.Kill(-1, unix.SIGSTOP))
+		}
+	}
+	return out.tell()
+}
+
 // hangup gives a terminal to a process's group where it can, and hangs it up.
 func hangup(pid int, _ unix.Signal) error {
 	fd, err := unix.Open("/dev/pts/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
