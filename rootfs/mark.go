@@ -15,6 +15,10 @@ import (
 type Mark struct {
 	ID         string `json:"id"`
 	Generation int64  `json:"generation"`
+	// Nonce is the generation's own: two that were begun apart from each other
+	// have the same number. Next is the one about to be written to the database.
+	Nonce string `json:"nonce,omitempty"`
+	Next  string `json:"next,omitempty"`
 	// LastEvent is the number of an event that the database had. It counts
 	// while Boot goes on, and after a Clean end: a power cut takes the newest.
 	LastEvent int64  `json:"last_event"`

@@ -153,9 +153,6 @@ func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	if d.installation, err = readInstallation(ctx, d.pool); err != nil {
 		return err
 	}
-	if _, err := d.pool.ExecContext(ctx, sqlMakeInstallation); err != nil {
-		return err
-	}
 	if err := migrate(ctx, d.pool, migrations()); err != nil {
 		return err
 	}

@@ -476,3 +476,25 @@ func BenchmarkCreateRunning(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 	b.ReportMetric(float64(took[len(took)-1].Nanoseconds()), "max-ns")
 }
+
+// TestInstallation: what was stamped is read at the next open; a table from
+// before there were nonces gets the column.
+func TestInstallation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	for _, nonce := range []string{"one", "two"} {
+		d := openAt(t, path)
+		if err := d.Stamp(t.Context(), "i", 7, nonce); err != nil {
+			t.Fatal(err)
+		}
+		in := openAt(t, path).Installation()
+		if in.ID != "i" || in.Generation != 7 || in.Nonce != nonce || in.Made {
+			t.Fatalf("read: %+v", in)
+		}
+		if _, err := d.writer.ExecContext(t.Context(), `ALTER TABLE installation DROP COLUMN nonce`); err != nil {
+			t.Fatal(err)
+		}
+		if in := openAt(t, path).Installation(); in.ID != "i" || in.Generation != 7 || in.Nonce != "" {
+			t.Fatalf("read of before: %+v", in)
+		}
+	}
+}

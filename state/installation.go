@@ -17,17 +17,21 @@ import (
 type Installation struct {
 	ID         string // none: nobody has stamped it
 	Generation int64
-	LastEvent  int64 // number of its newest event when it was opened
-	Made       bool  // by this Open: the file was missing or empty
+	Nonce      string // of the generation
+	LastEvent  int64  // number of its newest event when it was opened
+	Made       bool   // by this Open: the file was missing or empty
 }
 
 const (
 	// The table is no migration: a database of any version has it.
 	sqlMakeInstallation = `CREATE TABLE IF NOT EXISTS installation (
-		one INTEGER NOT NULL PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL, generation INTEGER NOT NULL) STRICT`
-	sqlInstallation = `SELECT id, generation FROM installation`
-	sqlStamp        = `INSERT INTO installation (one, id, generation) VALUES (1, ?1, ?2)
-		ON CONFLICT (one) DO UPDATE SET id = ?1, generation = ?2`
+		one INTEGER NOT NULL PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL, generation INTEGER NOT NULL,
+		nonce TEXT NOT NULL DEFAULT '') STRICT`
+	sqlHasNonce     = `SELECT count(*) FROM pragma_table_info('installation') WHERE name = 'nonce'`
+	sqlAddNonce     = `ALTER TABLE installation ADD COLUMN nonce TEXT NOT NULL DEFAULT ''`
+	sqlInstallation = `SELECT id, generation, nonce FROM installation`
+	sqlStamp        = `INSERT INTO installation (one, id, generation, nonce) VALUES (1, ?1, ?2, ?3)
+		ON CONFLICT (one) DO UPDATE SET id = ?1, generation = ?2, nonce = ?3`
 	sqlHasTable = `SELECT count(*) FROM sqlite_master WHERE name = ?`
 )
 
@@ -35,17 +39,18 @@ const (
 func (d *DB) Installation() Installation { return d.installation }
 
 // Stamp writes where the database belongs, to disk.
-func (d *DB) Stamp(ctx context.Context, id string, generation int64) error {
+func (d *DB) Stamp(ctx context.Context, id string, generation int64, nonce string) error {
 	return d.write(ctx, func(t *tx) error {
 		if err := t.mustLast(); err != nil {
 			return err
 		}
-		_, err := t.exec(sqlStamp, id, generation)
+		_, err := t.exec(sqlStamp, id, generation, nonce)
 		return err
 	})
 }
 
-// readInstallation looks before anything is changed: event numbers are.
+// readInstallation looks before anything else is changed: event numbers are. It
+// makes the table where there is none.
 func readInstallation(ctx context.Context, db *sql.DB) (in Installation, err error) {
 	has := func(table string) (yes bool) {
 		if err == nil {
@@ -57,12 +62,30 @@ func readInstallation(ctx context.Context, db *sql.DB) (in Installation, err err
 	if !in.Made && has("events_pruned") {
 		err = errors.Join(err, db.QueryRowContext(ctx, sqlLastSeq).Scan(&in.LastEvent))
 	}
-	if has("installation") {
-		if e := db.QueryRowContext(ctx, sqlInstallation).Scan(&in.ID, &in.Generation); !errors.Is(e, sql.ErrNoRows) {
-			err = errors.Join(err, e)
-		}
+	if err != nil {
+		return in, err
+	}
+	if err := makeInstallation(ctx, db); err != nil {
+		return in, err
+	}
+	err = db.QueryRowContext(ctx, sqlInstallation).Scan(&in.ID, &in.Generation, &in.Nonce)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
 	}
 	return in, err
+}
+
+// makeInstallation makes the table, or gives one from before there were nonces theirs.
+func makeInstallation(ctx context.Context, db *sql.DB) error {
+	if _, err := db.ExecContext(ctx, sqlMakeInstallation); err != nil {
+		return err
+	}
+	var has bool
+	if err := db.QueryRowContext(ctx, sqlHasNonce).Scan(&has); err != nil || has {
+		return err
+	}
+	_, err := db.ExecContext(ctx, sqlAddNonce)
+	return err
 }
 
 // quickCheck reads the whole file. What it finds is for people to mend.

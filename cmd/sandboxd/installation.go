@@ -39,7 +39,7 @@ func (e evidence) judge() identity {
 		v.id = e.db.ID
 	}
 	if v.id == "" {
-		v.id = strings.ToLower(rand.Text())
+		v.id = newNonce()
 	}
 	v.why = e.disagreement()
 	if v.why == "" && e.busy {
@@ -53,6 +53,8 @@ func (e evidence) judge() identity {
 	return v
 }
 
+func newNonce() string { return strings.ToLower(rand.Text()) }
+
 func (e evidence) disagreement() string {
 	db, mark := e.db, e.mark
 	switch {
@@ -61,6 +63,8 @@ func (e evidence) disagreement() string {
 	case db.Made:
 		return "the database was missing or empty and was made anew, and the volume holds files"
 	case db.ID == "" && mark.ID == "": // of before there were marks
+		return ""
+	case db.ID == "" && mark.Generation == 0 && mark.Next != "": // ended before the first stamp
 		return ""
 	case db.ID == "":
 		return "the database is older than its volume: it is of a time before the volume was marked"
@@ -72,6 +76,9 @@ func (e evidence) disagreement() string {
 		return fmt.Sprintf("the database is older than its volume (generation %d, of %d)", db.Generation, mark.Generation)
 	case db.Generation > mark.Generation+1: // one more, where the daemon ended between the two
 		return fmt.Sprintf("the volume is older than its database (generation %d, of %d)", mark.Generation, db.Generation)
+	case db.Generation == mark.Generation && db.Nonce != mark.Nonce,
+		db.Generation == mark.Generation+1 && (mark.Next == "" || db.Nonce != mark.Next):
+		return "the database went on apart from its volume (a copy of both was used elsewhere, then put back)"
 	case (mark.Clean || mark.Boot == e.boot) && db.LastEvent < mark.LastEvent:
 		return fmt.Sprintf("the database is older than its volume (event %d, of %d): a copy was put back, or its write-ahead log is lost", db.LastEvent, mark.LastEvent)
 	}
@@ -129,14 +136,17 @@ const (
 //	an event → within 50 ms its number in the volume's mark, in memory
 //	a start, an orderly end, a minute with events → a new generation in both, on disk
 //
-// So a copy of the database that is put back later is known as older.
+// So a copy of the database that is put back later is known as older, and one
+// that went on with another volume as apart.
 type keeper struct {
 	db    *state.DB
-	roots *rootfs.Store
-	log   *slog.Logger
-	mark  rootfs.Mark
-	quit  chan struct{}
-	done  sync.WaitGroup
+	roots interface {
+		PutMark(m rootfs.Mark, durable bool) error
+	}
+	log  *slog.Logger
+	mark rootfs.Mark
+	quit chan struct{}
+	done sync.WaitGroup
 }
 
 // keepInStep stamps what belongs together, and goes on doing so, and
@@ -146,8 +156,9 @@ func keepInStep(ctx context.Context, c config, name string, v identity, db *stat
 		return func() {}
 	}
 	k := &keeper{db: db, roots: roots, log: log, quit: make(chan struct{})}
-	// The volume's, for it is the one that follows.
-	k.mark = rootfs.Mark{ID: v.id, Generation: db.Installation().Generation, Boot: roots.Boot()}
+	// The database's: the volume is the one that follows.
+	in := db.Installation()
+	k.mark = rootfs.Mark{ID: v.id, Generation: in.Generation, Nonce: in.Nonce, Boot: roots.Boot()}
 	if err := k.bump(ctx, false); err != nil {
 		log.ErrorContext(ctx, "mark database and volume as belonging together: tried again", "err", err)
 	}
@@ -194,23 +205,25 @@ func (k *keeper) run(events <-chan struct{}) {
 	}
 }
 
-// bump ends a generation: in the database first. Where the volume could not
-// follow the last time, it follows before there is another.
-func (k *keeper) bump(ctx context.Context, last bool) error {
-	on, err := k.roots.Mark()
-	if err != nil {
-		return err
-	}
+// bump ends a generation. The volume says what the next one will be called,
+// then it begins in the database, then in the volume. Where the volume could not
+// follow the last time, its first word is that it does, and without it there is
+// no other generation.
+func (k *keeper) bump(ctx context.Context, last bool) (err error) {
 	if k.mark.LastEvent, err = k.db.LastEventSeq(ctx); err != nil { // before: the stamp takes it to disk
 		return err
 	}
-	if on.ID != k.mark.ID || on.Generation >= k.mark.Generation {
-		if err := k.db.Stamp(ctx, k.mark.ID, k.mark.Generation+1); err != nil {
-			return err
-		}
-		k.mark.Generation++
+	if k.mark.Next == "" { // else a stamp failed, and may be there even so
+		k.mark.Next = newNonce()
 	}
-	k.mark.Clean = last
+	if err := k.roots.PutMark(k.mark, true); err != nil {
+		return err
+	}
+	if err := k.db.Stamp(ctx, k.mark.ID, k.mark.Generation+1, k.mark.Next); err != nil {
+		return err
+	}
+	k.mark.Generation++
+	k.mark.Nonce, k.mark.Next, k.mark.Clean = k.mark.Next, "", last
 	return k.roots.PutMark(k.mark, true)
 }
 

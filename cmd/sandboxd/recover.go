@@ -213,10 +213,11 @@ func (r *recovery) settle(ctx context.Context, decided bool) error {
 	if err != nil {
 		return err
 	}
-	if err := r.db.Stamp(ctx, r.whose.id, generation); err != nil {
+	nonce := newNonce()
+	if err := r.db.Stamp(ctx, r.whose.id, generation, nonce); err != nil {
 		return err
 	}
-	next := rootfs.Mark{ID: r.whose.id, Generation: generation, LastEvent: event, Boot: r.roots.Boot()}
+	next := rootfs.Mark{ID: r.whose.id, Generation: generation, Nonce: nonce, LastEvent: event, Boot: r.roots.Boot()}
 	if err := errors.Join(r.roots.PutMark(next, true), r.tree.SetInstallation(r.whose.id)); err != nil {
 		return err
 	}
