@@ -56,7 +56,7 @@ func TestStdinOverRestarts(t *testing.T) {
 					}
 					return err == nil && fed == clients
 				})
-				time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+				<-time.After(time.Duration(rand.IntN(300)) * time.Millisecond)
 				d.End(sig)
 				d.Up()
 				for range clients {

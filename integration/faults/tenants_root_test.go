@@ -270,7 +270,7 @@ func (w *tenants) tokens(t *testing.T) {
 	for range 200 {
 		w.e2b("POST", "/files?path=/x&signature=v1_no", "x", "E2b-Sandbox-Id", id, "E2b-Sandbox-Port", "49983")
 	}
-	time.Sleep(1500 * time.Millisecond) // rows are written together
+	<-time.After(1500 * time.Millisecond) // rows are written together
 	if more := w.auditRows() - before; more > 5 {
 		t.Errorf("200 refused requests without any credential wrote %d rows", more)
 	}
