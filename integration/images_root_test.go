@@ -227,6 +227,7 @@ func TestPushOfFiles(t *testing.T) {
 	if _, err := d.RemoveSnapshot(t.Context(), string(snap.ID)); err != nil {
 		t.Fatal(err)
 	}
+	d.agree(t) // what has ended holds its layers until its files are gone
 	var pruned sandbox.Pruned
 	if !testenv.Within(15*time.Second, func() bool { // sandboxes that have just ended
 		more, err := d.PruneImages(t.Context(), sandbox.PruneRequest{})
