@@ -35,7 +35,7 @@ BENCHSTAT     := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d
 
 DEPS_BUILD := gcc libc6-dev libseccomp-dev pkg-config
 DEPS_RUN   := iproute2 nftables xfsprogs e2fsprogs util-linux procps kmod
-DEPS_TEST  := iperf3 iptables nftables iputils-ping netcat-openbsd python3-minimal strace quota umoci docker-registry skopeo busybox-static
+DEPS_TEST  := iperf3 iptables mount nftables iputils-ping netcat-openbsd python3-minimal strace quota umoci docker-registry skopeo busybox-static
 DEPS_BENCH := runc crun bubblewrap busybox-static tar
 DEPS_VM    := qemu-system-x86 qemu-utils vagrant vagrant-libvirt libvirt-daemon-system libvirt-clients \
               dnsmasq-base mmdebstrap e2fsprogs rsync openssh-client procps util-linux iproute2
@@ -116,13 +116,17 @@ test-unit: build $(TOOLS)/gotestsum ## tests that need neither root nor a partic
 	@mkdir -p $(OUT); echo '== test-unit'
 	@$(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/unit.json -- -timeout 10m -run '$(RUN)' $(PKG)
 
+.PHONY: test-race
+test-race: build ## the tests of test-unit under the race detector; 10 minutes, no part of test
+	@go test -race -timeout 30m -run '$(RUN)' $(PKG)
+
 .PHONY: test-root
 test-root: build deps-run deps-test deps-e2b $(TOOLS)/gotestsum ## tests that need root, on this machine, in namespaces of their own
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root needs root; make test-vm runs the same tests in a VM' >&2; exit 1; }
 	@mkdir -p $(OUT); echo '== test-root'
 	@SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
 	  $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/root.json -- \
-	  -tags root -count 1 -p 1 -timeout 25m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
+	  -tags root -count 1 -p 2 -timeout 40m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
 
 .PHONY: test-vm
 test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)

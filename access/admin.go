@@ -226,7 +226,8 @@ type OwnerChange struct {
 // SetOwner changes an owner, or makes one: a name, or uid:N for a user on the
 // unix socket. A changed role brings the quota usual for it along, unless the
 // quota was set apart. Requests in flight are cut where rights were taken.
-// Class ErrInvalid.
+// Disabling and enabling make none: ErrNotFound with code owner_not_found where
+// nothing is known of the name. Class ErrInvalid.
 func (o *Office) SetOwner(ctx context.Context, name string, c OwnerChange) (Owner, error) {
 	if !uidForm.MatchString(name) {
 		if err := ValidateOwner(name); err != nil {
@@ -242,6 +243,11 @@ func (o *Office) SetOwner(ctx context.Context, name string, c OwnerChange) (Owne
 	isNew := err != nil
 	w := before
 	if isNew {
+		if c.Disabled != nil {
+			if err := o.seen(ctx, name); err != nil {
+				return Owner{}, err
+			}
+		}
 		if n := len(o.Owners()); n >= maxOwners {
 			return Owner{}, sandbox.Errorf(sandbox.ErrExhausted, "too_many_owners", "there are %d owners, and no more than that may be: remove one first ('sandbox owner ls')", n)
 		}
@@ -276,6 +282,15 @@ func (o *Office) SetOwner(ctx context.Context, name string, c OwnerChange) (Owne
 		o.cutAll(func(caller Caller) bool { return caller.Owner == name })
 	}
 	return w, nil
+}
+
+// seen returns owner_not_found where an owner never called and has nothing.
+func (o *Office) seen(ctx context.Context, name string) error {
+	known, err := o.store.OwnerSeen(ctx, name)
+	if err != nil || known || o.paces.have(name) {
+		return err
+	}
+	return sandbox.Errorf(sandbox.ErrNotFound, "owner_not_found", "no owner %.80q, nothing was changed: 'sandbox owner ls' and 'sandbox audit ls' show the names; to take a name nobody has, make it first ('sandbox owner set %s --role viewer')", name, name)
 }
 
 // RemoveOwner forgets an owner and revokes its keys. What it has stays, and

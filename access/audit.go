@@ -73,13 +73,15 @@ type AuditQuery struct {
 
 // AuditCheck is what was found when the chain was computed anew.
 type AuditCheck struct {
-	OK       bool   `json:"ok"`
-	Rows     int64  `json:"rows" doc:"Rows that were looked at."`
-	First    int64  `json:"first,omitempty" doc:"The oldest row that is kept."`
-	Last     int64  `json:"last,omitempty" doc:"The newest."`
-	Head     Sum    `json:"head" doc:"Hash of the newest row. Kept elsewhere and given back, it shows whether rows were cut off or all of them made anew."`
-	BrokenAt int64  `json:"broken_at,omitempty" doc:"The first row that is not as it was written, or is missing."`
-	Detail   string `json:"detail,omitempty"`
+	OK             bool   `json:"ok"`
+	Rows           int64  `json:"rows" doc:"Rows that were looked at."`
+	Displaced      int64  `json:"displaced,omitempty" doc:"Rows that made room for newer ones of their owner; what they said is gone, and not checked."`
+	FirstDisplaced int64  `json:"-"`
+	First          int64  `json:"first,omitempty" doc:"The oldest row that is kept."`
+	Last           int64  `json:"last,omitempty" doc:"The newest."`
+	Head           Sum    `json:"head" doc:"Hash of the newest row. Kept elsewhere and given back, it shows whether rows were cut off or all of them made anew."`
+	BrokenAt       int64  `json:"broken_at,omitempty" doc:"The first row that is not as it was written, or is missing."`
+	Detail         string `json:"detail,omitempty"`
 }
 
 // Verifier checks a chain row by row.
@@ -104,6 +106,13 @@ func NewVerifier(seq int64, base Sum, anchor int64, want Sum) *Verifier {
 // Add checks the next row and reports whether to go on.
 func (v *Verifier) Add(e AuditRow) bool {
 	switch {
+	case e.Operation == "" && e.Owner == "" && e.Seq >= v.next: // displaced, with those before it
+		if v.check.Displaced == 0 {
+			v.check.FirstDisplaced = v.next
+		}
+		v.check.Displaced += e.Seq - v.next + 1
+		v.check.Last, v.check.Head, v.hash, v.next = e.Seq, e.Hash, e.Hash, e.Seq+1
+		return v.anchor(e.Seq, e.Hash)
 	case e.Seq != v.next:
 		return v.broken(v.next, fmt.Sprintf("row %d is missing", v.next))
 	case e.Chain(v.hash) != e.Hash:
@@ -140,7 +149,7 @@ func (v *Verifier) Result() AuditCheck {
 		if v.at > v.check.Last {
 			v.broken(v.next, fmt.Sprintf("row %d, whose hash was given, is not there: the newest rows were cut off", v.at))
 		} else {
-			v.check.Detail = fmt.Sprintf("row %d, whose hash was given, is older than what is kept: it says nothing", v.at)
+			v.check.Detail = fmt.Sprintf("row %d, whose hash was given, is no longer kept: it says nothing", v.at)
 		}
 	}
 	v.check.OK = v.check.BrokenAt == 0

@@ -54,6 +54,12 @@ func Of(ctx context.Context) (Caller, bool) {
 	return c, ok
 }
 
+// Without returns a context for the daemon's own work on behalf of a request:
+// names in it mean what they mean to the daemon, whoever asked.
+func Without(ctx context.Context) context.Context {
+	return context.WithValue(ctx, callerKey{}, nil)
+}
+
 // Quota is the most an owner may have at once. Zero in a field means no bound.
 type Quota struct {
 	Sandboxes   int           `json:"max_sandboxes" doc:"Living sandboxes."`

@@ -20,6 +20,9 @@ type Store interface {
 	Keys(ctx context.Context) ([]Key, error)
 	// PutOwner makes an owner, or changes one.
 	PutOwner(ctx context.Context, o Owner) error
+	// OwnerSeen reports whether anything is kept of an owner: things, keys or
+	// rows of the audit.
+	OwnerSeen(ctx context.Context, name string) (bool, error)
 	// DropOwner forgets an owner and revokes its keys.
 	DropOwner(ctx context.Context, name string, at time.Time) error
 	// InsertKey writes a key and, where it is missing, its owner.
@@ -62,6 +65,7 @@ type Office struct {
 	told   time.Time            // when it was last told
 
 	paces    paces
+	refused  paces
 	failures failures
 	holds    holds
 }

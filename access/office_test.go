@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -17,6 +18,7 @@ type memory struct {
 	owners map[string]Owner
 	keys   map[string]Key
 	uses   int
+	seen   string // an owner that has something
 	fail   error
 }
 
@@ -41,6 +43,10 @@ func (m *memory) PutOwner(_ context.Context, o Owner) error {
 		m.owners[o.Name] = o
 	}
 	return m.fail
+}
+
+func (m *memory) OwnerSeen(_ context.Context, name string) (bool, error) {
+	return m.seen == name, m.fail
 }
 
 func (m *memory) DropOwner(_ context.Context, name string, at time.Time) error {
@@ -250,7 +256,8 @@ func TestBadRequestsForKeys(t *testing.T) {
 }
 
 func TestSocket(t *testing.T) {
-	o, _, _ := office(t)
+	o, m, _ := office(t)
+	m.seen = "uid:1002"
 	role := RoleViewer
 	yes := true
 	for name, change := range map[string]OwnerChange{"uid:1001": {Role: &role}, "uid:1002": {Disabled: &yes}} {
@@ -268,6 +275,35 @@ func TestSocket(t *testing.T) {
 	for _, name := range []string{"uid:0", "uid:77", "uid:x", "uid:01", "Bob"} {
 		_, err := o.SetOwner(t.Context(), name, OwnerChange{})
 		want(t, err, sandbox.ErrInvalid, "invalid_owner")
+	}
+}
+
+// TestDisableNobody disables and enables names nobody knows: a mistyped one must
+// not pass for the one that is meant.
+func TestDisableNobody(t *testing.T) {
+	o, m, _ := office(t)
+	yes, no, role := true, false, RoleViewer
+	for _, name := range []string{"alcie", "uid:1003"} {
+		for _, c := range []OwnerChange{{Disabled: &yes}, {Disabled: &no}, {Disabled: &yes, Role: &role}} {
+			_, err := o.SetOwner(t.Context(), name, c)
+			want(t, err, sandbox.ErrNotFound, "owner_not_found")
+		}
+	}
+	if all := o.Owners(); len(all) != 0 || len(m.owners) != 0 {
+		t.Errorf("made %v", all)
+	}
+	m.seen = "uid:1000"
+	mustKey(t, o, KeyRequest{Owner: "alice"})
+	if err := o.Pace(Caller{Owner: "uid:1001"}); err != nil { // has only looked
+		t.Fatal(err)
+	}
+	if _, err := o.SetOwner(t.Context(), "new", OwnerChange{Quota: func(q *Quota) { q.Sandboxes = 5 }}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"alice", "new", "uid:1000", "uid:1001"} {
+		if w, err := o.SetOwner(t.Context(), name, OwnerChange{Disabled: &yes}); err != nil || !w.Disabled {
+			t.Errorf("%s: %+v, %v", name, w, err)
+		}
 	}
 }
 
@@ -324,6 +360,43 @@ func TestPace(t *testing.T) {
 	if n, err := send(); err != nil || n != 1000 {
 		t.Errorf("without a bound %d, %v", n, err)
 	}
+}
+
+// TestRefusalsAreHeldBack: who is refused much waits, and nobody else does.
+func TestRefusalsAreHeldBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, _, _ := office(t)
+		waits := func(owner string, n int) time.Duration {
+			began := time.Now()
+			for range n {
+				o.HoldBack(t.Context(), Caller{Owner: owner})
+			}
+			return time.Since(began)
+		}
+		if got := waits("alice", refusalsNow); got != 0 {
+			t.Errorf("the first %d refusals took %v", refusalsNow, got)
+		}
+		if got := waits("alice", 20); got != 20*time.Second/refusalsRate {
+			t.Errorf("the next 20 took %v", got)
+		}
+		var wg sync.WaitGroup
+		began := time.Now()
+		for range 200 { // at once: none waits longer than the longest
+			wg.Go(func() { o.HoldBack(t.Context(), Caller{Owner: "alice"}) })
+		}
+		wg.Wait()
+		if got := time.Since(began); got != longestHold {
+			t.Errorf("200 at once took %v", got)
+		}
+		for _, owner := range []string{"bob", "uid:0"} {
+			if got := waits(owner, refusalsNow); got != 0 {
+				t.Errorf("%s waited %v", owner, got)
+			}
+		}
+		if got := waits("uid:0", 1000); got != 0 {
+			t.Errorf("root waited %v", got)
+		}
+	})
 }
 
 func TestWrongKeysAreSlowed(t *testing.T) {

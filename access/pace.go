@@ -1,6 +1,7 @@
 package access
 
 import (
+	"context"
 	"math"
 	"net/netip"
 	"sync"
@@ -29,15 +30,10 @@ func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }
 // Seconds is what the header Retry-After says.
 func (l *Later) Seconds() int { return seconds(l.After) }
 
-// paces bounds the requests of each owner.
+// paces are limiters of each owner.
 type paces struct {
 	mu  sync.Mutex
-	all map[string]*pace
-}
-
-type pace struct {
-	*rate.Limiter
-	perMinute int
+	all map[string]*rate.Limiter
 }
 
 // burst is how many seconds' worth of requests may come at once.
@@ -51,7 +47,8 @@ func (o *Office) Pace(c Caller) error {
 		return nil
 	}
 	now := o.now()
-	r := o.paces.of(c.Owner, perMinute).ReserveN(now, 1)
+	perSecond := float64(perMinute) / 60
+	r := o.paces.of(c.Owner, rate.Limit(perSecond), max(1, int(burst*perSecond))).ReserveN(now, 1)
 	wait := r.DelayFrom(now)
 	if wait == 0 {
 		return nil
@@ -61,21 +58,59 @@ func (o *Office) Pace(c Caller) error {
 		"owner %s may send %d requests a minute: wait %d s, or have the bound raised with 'sandbox owner set %s --requests-per-minute N'", c.Owner, perMinute, seconds(wait), c.Owner)}
 }
 
-// of returns the pace of an owner. There are as many as owners that were
+// of returns the limiter of an owner. There are as many as owners that were
 // seen since the daemon began: those with keys, and users of this machine.
-func (p *paces) of(owner string, perMinute int) *rate.Limiter {
+func (p *paces) of(owner string, perSecond rate.Limit, atOnce int) *rate.Limiter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.all == nil {
-		p.all = map[string]*pace{}
+		p.all = map[string]*rate.Limiter{}
 	}
 	l := p.all[owner]
-	if l == nil || l.perMinute != perMinute {
-		perSecond := float64(perMinute) / 60
-		l = &pace{rate.NewLimiter(rate.Limit(perSecond), max(1, int(burst*perSecond))), perMinute}
+	if l == nil || l.Limit() != perSecond {
+		l = rate.NewLimiter(perSecond, atOnce)
 		p.all[owner] = l
 	}
-	return l.Limiter
+	return l
+}
+
+// have reports whether an owner that has a pace called since the daemon began.
+func (p *paces) have(owner string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all[owner] != nil
+}
+
+// Bounds of refusals that an owner is answered at once.
+const (
+	refusalsNow  = 50
+	refusalsRate = 10 // a second, beyond those
+	longestHold  = time.Second
+)
+
+// HoldBack counts a refused request of an owner, and where there were many
+// waits before its answer may begin: who repeats what is refused waits for it,
+// and does not keep the daemon busy with it. Root and the daemon's own user are
+// answered at once.
+func (o *Office) HoldBack(ctx context.Context, c Caller) {
+	if o.always(c.Owner) {
+		return
+	}
+	r := o.refused.of(c.Owner, refusalsRate, refusalsNow).Reserve()
+	wait := r.Delay()
+	if wait > longestHold {
+		r.Cancel() // later ones do not wait for it
+		wait = longestHold
+	}
+	if wait == 0 {
+		return
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
 
 // Bounds of wrong keys from one address.

@@ -38,9 +38,10 @@ type Images interface {
 	// Scratch is the image with nothing in it.
 	Scratch(ctx context.Context) (sandbox.Image, error)
 	PutBuilt(ctx context.Context, img sandbox.Image) error
-	// HoldLayers keeps every layer until release: a build reads of layers
-	// that nothing may name any more when it comes to use them.
-	HoldLayers() (release func())
+	// HoldLayers keeps the layers of all images that are read or made with the
+	// context it returns, until release: a build reads of layers that nothing
+	// may name any more when it comes to use them.
+	HoldLayers(ctx context.Context) (build context.Context, release func())
 }
 
 // Cache remembers what steps came to. What it holds keeps its layers.
@@ -92,7 +93,13 @@ type Builder struct {
 	places int // in the queue
 
 	mu     sync.Mutex
-	owners map[string]int // guarded by mu; how many places each has
+	owners map[string]*share // guarded by mu; of those who have places
+}
+
+// share is what one owner has of the places.
+type share struct {
+	places int                 // guarded by Builder.mu
+	turn   *semaphore.Weighted // builds of the owner that run
 }
 
 // New returns a builder. Files of a predecessor's builds are deleted.
@@ -104,7 +111,7 @@ func New(cfg Config) (*Builder, error) {
 		return nil, fmt.Errorf("make the directory of builds: %w", err)
 	}
 	n := int64(max(cfg.AtOnce, 1))
-	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(n), queue: semaphore.NewWeighted(n * (1 + waiting)), places: int(n * (1 + waiting)), owners: map[string]int{}}, nil
+	return &Builder{cfg: cfg, turn: semaphore.NewWeighted(n), queue: semaphore.NewWeighted(n * (1 + waiting)), places: int(n * (1 + waiting)), owners: map[string]*share{}}, nil
 }
 
 // Tell takes the events of a build, one at a time. Its error ends the build.
@@ -127,7 +134,7 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 	if !samePlatform(req.Platform) && req.Platform != "" {
 		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrUnsupported, "build_platform", "platform %.40q: only %s can be built here", req.Platform, hostPlatform())
 	}
-	leave, err := b.enter(req.Actor)
+	mine, leave, err := b.enter(req.Actor)
 	if err != nil {
 		return sandbox.Image{}, err
 	}
@@ -141,13 +148,17 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 	if err != nil {
 		return sandbox.Image{}, err
 	}
+	if err := mine.turn.Acquire(ctx, 1); err != nil { // first: those who wait here hold nobody else up
+		return sandbox.Image{}, err
+	}
+	defer mine.turn.Release(1)
 	if err := b.turn.Acquire(ctx, 1); err != nil {
 		return sandbox.Image{}, err
 	}
 	defer b.turn.Release(1)
 	ctx, cancel := b.limit(ctx, req)
 	defer cancel()
-	release := b.cfg.Images.HoldLayers()
+	ctx, release := b.cfg.Images.HoldLayers(ctx)
 	defer release()
 	x := &execution{b: b, req: req, id: string(sandbox.NewID()), file: file, context: tree, send: tell}
 	img, err := x.build(ctx)
@@ -158,26 +169,34 @@ func (b *Builder) Build(ctx context.Context, req sandbox.BuildRequest, files io.
 }
 
 // enter takes a place among those who build or wait. One owner has at most a
-// share of them, so that others get in whatever that one sends or holds back.
-func (b *Builder) enter(owner string) (leave func(), err error) {
+// share of them, and of those who build, so that others get in whatever that
+// one sends or holds back.
+func (b *Builder) enter(owner string) (mine *share, leave func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.owners[owner] >= max(1, b.places/sharesOfPlaces) {
-		return nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "%d builds of %s are under way already: try again when one is done", b.owners[owner], owner)
+	if mine = b.owners[owner]; mine == nil {
+		mine = &share{turn: semaphore.NewWeighted(int64(ofShare(max(b.cfg.AtOnce, 1))))}
+	}
+	if mine.places >= ofShare(b.places) {
+		return nil, nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "%d builds of %s are under way already: try again when one is done", mine.places, owner)
 	}
 	if !b.queue.TryAcquire(1) {
-		return nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "too many builds are waiting already: try again when one is done")
+		return nil, nil, sandbox.Errorf(sandbox.ErrExhausted, "builds_exhausted", "too many builds are waiting already: try again when one is done")
 	}
-	b.owners[owner]++
-	return func() {
+	mine.places++
+	b.owners[owner] = mine
+	return mine, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.owners[owner]--; b.owners[owner] == 0 {
+		if mine.places--; mine.places == 0 {
 			delete(b.owners, owner)
 		}
 		b.queue.Release(1)
 	}, nil
 }
+
+// ofShare is how many of n places one owner may have.
+func ofShare(n int) int { return max(1, n/sharesOfPlaces) }
 
 func (b *Builder) limit(ctx context.Context, req sandbox.BuildRequest) (context.Context, context.CancelFunc) {
 	limit := b.cfg.TimeLimit

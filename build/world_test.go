@@ -138,11 +138,11 @@ func (w *world) PutBuilt(_ context.Context, img sandbox.Image) error {
 	return w.fail["put"]
 }
 
-func (w *world) HoldLayers() func() {
+func (w *world) HoldLayers(ctx context.Context) (context.Context, func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held++
-	return func() {
+	return ctx, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.held--

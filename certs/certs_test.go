@@ -20,7 +20,7 @@ func in(dir string) func(string) string {
 func made(t *testing.T, hosts ...string) func(string) string {
 	t.Helper()
 	at := in(filepath.Join(t.TempDir(), "tls"))
-	if err := Make(filepath.Dir(at("x")), hosts, time.Now()); err != nil {
+	if err := Make(filepath.Dir(at("x")), at(ServerFile), at(ServerKeyFile), hosts, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	return at
@@ -98,7 +98,7 @@ func TestNothingIsOverwritten(t *testing.T) {
 		if err := os.WriteFile(at(there), []byte("mine"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := Make(filepath.Dir(at("x")), []string{"a"}, time.Now())
+		err := Make(filepath.Dir(at("x")), at(ServerFile), at(ServerKeyFile), []string{"a"}, time.Now())
 		if !errors.Is(err, sandbox.ErrConflict) {
 			t.Errorf("%s: %v", there, err)
 		}
@@ -110,7 +110,7 @@ func TestNothingIsOverwritten(t *testing.T) {
 		}
 	}
 	for _, hosts := range [][]string{nil, {""}, {"a:443"}, {"https://a"}, {"-a"}, {"a b"}} {
-		if err := Make(t.TempDir(), hosts, time.Now()); !errors.Is(err, sandbox.ErrInvalid) {
+		if err := Make(t.TempDir(), filepath.Join(t.TempDir(), ServerFile), filepath.Join(t.TempDir(), ServerKeyFile), hosts, time.Now()); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%q: %v", hosts, err)
 		}
 	}

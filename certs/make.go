@@ -37,10 +37,10 @@ const (
 
 var hostForm = regexp.MustCompile(`^(\*\.)?[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$`)
 
-// Make writes an authority and a certificate of it for hosts, names or
-// addresses, into dir, which it makes. It refuses to overwrite any of the
-// files. Classes ErrInvalid and ErrConflict.
-func Make(dir string, hosts []string, now time.Time) error {
+// Make writes an authority into dir, and a certificate of it for hosts, names or
+// addresses, and its key to the files of these names. It makes directories, and
+// refuses to overwrite any of the files. Classes ErrInvalid and ErrConflict.
+func Make(dir, cert, key string, hosts []string, now time.Time) error {
 	server := template("sandboxd", now, now.AddDate(0, 0, serverDays))
 	server.KeyUsage, server.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	for _, h := range hosts {
@@ -75,18 +75,18 @@ func Make(dir string, hosts []string, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("make the certificate: %w", err)
 	}
-	files := []file{{AuthorityFile, "CERTIFICATE", authorityCert, 0o644}, {ServerFile, "CERTIFICATE", serverCert, 0o644}}
+	files := []file{{filepath.Join(dir, AuthorityFile), "CERTIFICATE", authorityCert, 0o644}, {cert, "CERTIFICATE", serverCert, 0o644}}
 	for _, k := range []struct {
-		name string
+		path string
 		key  *ecdsa.PrivateKey
-	}{{AuthorityKeyFile, authorityKey}, {ServerKeyFile, serverKey}} {
+	}{{filepath.Join(dir, AuthorityKeyFile), authorityKey}, {key, serverKey}} {
 		der, err := x509.MarshalPKCS8PrivateKey(k.key)
 		if err != nil {
 			return fmt.Errorf("write a key: %w", err)
 		}
-		files = append(files, file{k.name, "PRIVATE KEY", der, 0o600})
+		files = append(files, file{k.path, "PRIVATE KEY", der, 0o600})
 	}
-	return writeAll(dir, files)
+	return writeAll(files)
 }
 
 func template(name string, from, to time.Time) *x509.Certificate {
@@ -98,19 +98,19 @@ func template(name string, from, to time.Time) *x509.Certificate {
 }
 
 type file struct {
-	name, kind string
+	path, kind string
 	der        []byte
 	mode       os.FileMode
 }
 
 // writeAll writes all files or, where one is there already, none.
-func writeAll(dir string, files []file) (err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory: %w", err)
-	}
+func writeAll(files []file) (err error) {
 	for _, f := range files {
-		if _, err := os.Lstat(filepath.Join(dir, f.name)); err == nil {
-			return sandbox.Errorf(sandbox.ErrConflict, "file_exists", "%s is there already, and nothing is overwritten: choose another --dir, or move what is there away first (clients that trust the old authority must be given the new one)", filepath.Join(dir, f.name))
+		if err := os.MkdirAll(filepath.Dir(f.path), 0o755); err != nil {
+			return fmt.Errorf("make the directory: %w", err)
+		}
+		if _, err := os.Lstat(f.path); err == nil {
+			return sandbox.Errorf(sandbox.ErrConflict, "file_exists", "%s is there already, and nothing is overwritten: choose another --dir or --tls-cert and --tls-key, or move what is there away first (clients that trust the old authority must be given the new one)", f.path)
 		}
 	}
 	var done []string
@@ -122,7 +122,7 @@ func writeAll(dir string, files []file) (err error) {
 		}
 	}()
 	for _, f := range files {
-		path := filepath.Join(dir, f.name)
+		path := f.path
 		w, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, f.mode)
 		if err != nil {
 			return fmt.Errorf("write %s: %w", path, err)

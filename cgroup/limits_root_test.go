@@ -175,7 +175,7 @@ func TestLimitsAreTakenBack(t *testing.T) {
 		want   map[string]string
 	}{
 		{full, map[string]string{
-			"cpu.max": "50000 100000", "../cpu.max": "55000 100000", "../cpu.weight": "300", "memory.max": "67108864", "pids.max": "9",
+			"cpu.max": "50000 100000", "../cpu.max": "52500 100000", "../cpu.weight": "300", "memory.max": "67108864", "pids.max": "9",
 			"../io.max": devices[0] + " rbps=1048576 wbps=max riops=max wiops=50",
 		}},
 		{sandbox.Limits{}, map[string]string{

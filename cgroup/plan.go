@@ -113,8 +113,8 @@ func planLimits(l sandbox.Limits, cpus []int, pinned bool, devices, have []strin
 // initShare is the part of a sandbox's cpus that PID 1 has beside its workload,
 // and initShareMin its least.
 const (
-	initShare    = 0.1
-	initShareMin = 0.01
+	initShare    = 0.05
+	initShareMin = 0.005
 )
 
 // withInit is what a sandbox may use whose workload may use so many cpus.

@@ -48,7 +48,7 @@ func TestPlanLimits(t *testing.T) {
 			},
 			cpus: []int{0, 2}, pinned: true, have: allControllers(), devices: []string{"254:0", "7:1"},
 			want: []string{
-				"/cpu.weight=250", "work/cpu.max=150000 100000", "/cpu.max=165000 100000", "work/cpuset.cpus=0,2", "work/memory.max=67108864", "work/pids.max=32",
+				"/cpu.weight=250", "work/cpu.max=150000 100000", "/cpu.max=157500 100000", "work/cpuset.cpus=0,2", "work/memory.max=67108864", "work/pids.max=32",
 				"/io.max=254:0 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
 				"/io.max=7:1 rbps=1 wbps=2 riops=3 wiops=9223372036854775808",
 			},
@@ -63,7 +63,7 @@ func TestPlanLimits(t *testing.T) {
 			name:   "the smallest quota the kernel takes",
 			limits: sandbox.Limits{CPUs: 0.01},
 			have:   []string{ctlCPU},
-			want:   []string{"/cpu.weight=100", "work/cpu.max=1000 100000", "/cpu.max=2000 100000"},
+			want:   []string{"/cpu.weight=100", "work/cpu.max=1000 100000", "/cpu.max=1500 100000"},
 		},
 		{name: "no controllers", limits: sandbox.Limits{CPUs: 1, PIDs: 1}},
 	} {

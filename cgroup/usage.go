@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/cgroups/v3/cgroup2"
@@ -45,34 +44,53 @@ func (t *Tree) Usage(id sandbox.ID) (sandbox.Usage, error) {
 	return u, nil
 }
 
-// MemoryOver reports whether the workload's memory, with what PID 1 wrote for
-// it to file systems that live in memory, is more than its limit. The kernel
-// charges such a page to who wrote it, so the limit alone does not see it.
-// False without a limit, or where the host counts no memory.
-func (t *Tree) MemoryOver(id sandbox.ID) bool {
-	dir, err := t.at(id, partID)
+// MemoryLent returns how many bytes PID 1 has written to file systems that live
+// in memory. The kernel charges such a page to who wrote it, so the workload's
+// limit does not see it. 0 for less than what PID 1 has so for itself, and where
+// the host counts no memory.
+func (t *Tree) MemoryLent(id sandbox.ID) uint64 {
+	dir, err := t.at(id, partInit)
 	if err != nil {
-		return false
+		return 0
 	}
+	lent, err := readFlat(dir, "memory.stat", "shmem")
+	if err != nil || lent < memorySlack {
+		return 0
+	}
+	return lent
+}
+
+// ShareMemory makes the workload's limit most without what MemoryLent says, but
+// not less than it has: nothing is killed for it. It returns what is lent, and
+// whether that and what the workload has are more than most.
+func (t *Tree) ShareMemory(id sandbox.ID, most int64) (lent uint64, over bool) {
+	lent = t.MemoryLent(id)
 	work, err := t.at(id, partWork)
 	if err != nil {
-		return false
+		return 0, false
 	}
-	text, err := read(work, "memory.max")
+	stat, err := read(work, "memory.stat")
 	if err != nil {
-		return false
+		return 0, false
 	}
-	most, err := strconv.ParseUint(text, 10, 64)
-	if err != nil { // max
-		return false
-	}
-	anon, err := readFlat(work, "memory.stat", "anon")
+	now, err := readUint(work, "memory.current")
 	if err != nil {
-		return false
+		return 0, false
 	}
-	shared, err := readFlat(dir, "memory.stat", "shmem")
-	return err == nil && anon+shared > most
+	cache := flatKey(stat, "active_file") + flatKey(stat, "inactive_file")
+	fixed := int64(now-min(now, cache)) + memorySlack
+	limit := orMax(min(most, max(most-int64(lent), fixed)))
+	if text, err := read(work, "memory.max"); err == nil && text != limit {
+		if err := write(work, "memory.max", limit); err != nil {
+			t.log.Warn("share a sandbox's memory with its PID 1", "sandbox", id, "err", err)
+		}
+	}
+	return lent, lent+flatKey(stat, "anon")+flatKey(stat, "shmem") > uint64(most)
 }
+
+// memorySlack is what a workload may have beside what it has, while PID 1 holds
+// all the rest for it; and more than PID 1 has in memory for itself.
+const memorySlack = 1 << 20
 
 // wholeUsage fills in what is counted for the sandbox as a whole.
 func (t *Tree) wholeUsage(u *sandbox.Usage, id sandbox.ID) error {

@@ -30,14 +30,32 @@ type Price struct {
 // decoder would make 1 of a per of 1.5, and nothing of a missing price.
 func (p *Price) UnmarshalYAML(read func(any) error) error {
 	var in struct {
-		Price *Nano  `yaml:"price"`
-		Per   whole  `yaml:"per"`
-		Unit  string `yaml:"unit"`
+		Price *newPrice `yaml:"price"`
+		Per   whole     `yaml:"per"`
+		Unit  string    `yaml:"unit"`
 	}
 	if err := read(&in); err != nil {
 		return err
 	}
-	return p.set(in.Price, int64(in.Per), in.Unit)
+	if err := p.set((*Nano)(in.Price), int64(in.Per), in.Unit); err != nil {
+		return err
+	}
+	// Of a kept book, which is JSON, it is no error: it was in force.
+	if _, known := units[p.Unit]; !known && p.Unit != "" && uint64(p.Price)/p.per() > uint64(MaxEntry) {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_prices",
+			"price %s of %d %.40q: none could be entered, for one entry comes to at most %s: use a price from 0 to %[4]s for each, as 0.15", p.Price, p.per(), p.Unit, MaxEntry)
+	}
+	return nil
+}
+
+// newPrice is a price in a configuration.
+type newPrice Nano
+
+// UnmarshalYAML reads a number as it is written in the file, in quotes or not.
+func (p *newPrice) UnmarshalYAML(b []byte) error {
+	n, err := ParseAmount("price", unquote(b), 0, MaxNano)
+	*p = newPrice(n)
+	return err
 }
 
 // UnmarshalJSON does the same for JSON: a price is there, and a text.
@@ -68,10 +86,10 @@ type whole int64
 
 // UnmarshalYAML reads plain digits.
 func (w *whole) UnmarshalYAML(b []byte) error {
-	text := string(bytes.Trim(bytes.TrimSpace(b), `"'`))
+	text := unquote(b)
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 1 {
-		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_prices", "per %.40q: use a whole number from 1 on", text)
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_prices", "per %.40q: use a whole number from 1 to %d, as 1000000", text, int64(maxPer))
 	}
 	*w = whole(n)
 	return nil

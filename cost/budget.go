@@ -255,5 +255,5 @@ func (b Budget) Allow(m Mark, now time.Time, spent Quantity) error {
 		next += ", or wait until " + end.Format(time.RFC3339)
 	}
 	return sandbox.Errorf(sandbox.ErrExhausted, "budget_exhausted", "%s %.70q has spent %s of %s %s (%s): %s",
-		b.Scope, b.ID, b.Meter.Format(spent), b.Meter.Format(b.Limit), b.Meter, b.Period, next)
+		b.Scope, b.ID, b.Meter.Format(spent), b.Meter.FormatLimit(b.Limit), b.Meter, b.Period, next)
 }

@@ -44,7 +44,7 @@ var (
 // books' currency. Entries are added, never changed: an entry is taken back by
 // another one below zero, or by its cancellation.
 type Entry struct {
-	Key      string    `json:"key"` // idempotency key, chosen by the sender; unique for its target
+	Key      string    `json:"key"` // idempotency key, chosen by the sender; unique for its sender and target
 	Kind     Kind      `json:"kind"`
 	Scope    Scope     `json:"scope"`
 	ID       string    `json:"id"` // of the sandbox, project or owner

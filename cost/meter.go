@@ -142,25 +142,25 @@ func (m Meter) ParseLimit(s string) (Quantity, error) {
 		return Quantity{}, err
 	}
 	d := m.dimension()
-	how := "a number with " + strings.Join(unitNames(d), " or ")
 	var q Quantity
-	var err error
+	kind, least, most, example := "a number with "+strings.Join(unitNames(d), " or "), "0.000000001", "18446744073.709551615", ""
 	switch d {
 	case moneySpent:
-		var n Nano
-		n, err = ParseNano(s)
-		q, how = Count(uint64(max(n, 0))), "a decimal number as 25 or 0.5"
+		n, _ := parseNano(s)
+		q = Count(uint64(max(n, 0)))
+		kind, most, example = "a decimal number with up to nine digits behind the point", MaxNano.String(), "25 or 0.5"
 	case counted:
-		q, err = ParseQuantity(s)
-		how = "a whole number"
+		q, _ = ParseQuantity(s)
+		kind, least, most, example = "a whole number", "1", MaxQuantity.String(), "1000000"
 	case cpuTime, wallTime:
-		how = "a duration as 90m, or " + how
-		fallthrough
+		q = parseWithUnit(d, s)
+		kind, example = "a duration, or "+kind, "90m or '2 "+unitNames(d)[0]+"'"
 	default:
 		q = parseWithUnit(d, s)
+		example = "'2 " + unitNames(d)[0] + "'"
 	}
-	if err != nil || q.IsZero() {
-		return Quantity{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_limit", "limit %.40q of %s: write %s, more than nothing", s, m, how)
+	if q.IsZero() {
+		return Quantity{}, outOfRange("invalid_limit", "limit of "+string(m), s, kind, least, most, example)
 	}
 	return q, nil
 }
@@ -204,4 +204,28 @@ func (m Meter) Format(q Quantity) string {
 		return whole.quantity().String() + " " + name
 	}
 	return formatDecimal(w.quantity()) + " " + name
+}
+
+// FormatLimit writes a limit as ParseLimit reads it: as the same limit.
+func (m Meter) FormatLimit(q Quantity) string {
+	d := m.dimension()
+	for _, name := range append([]string{shown[d]}, unitNames(d)...) {
+		base := units[name].base
+		if base == 0 {
+			continue // money and counts have no unit
+		}
+		w, left := wide{q.lo, q.hi}.mul(uint64(Unit)).div(base)
+		n := w.quantity()
+		if left { // reading drops what this adds
+			n, _ = n.plus(Count(1))
+		}
+		text := formatDecimal(n) + " " + name
+		if back, err := m.ParseLimit(text); err == nil && back == q {
+			return text
+		}
+	}
+	if d == started {
+		return q.String()
+	}
+	return m.Format(q)
 }

@@ -26,20 +26,48 @@ const (
 // decimals is how many digits of a Nano stand behind the point.
 const decimals = 9
 
-// ParseNano reads a decimal number with up to nine digits behind the point:
-// no exponent, no plus sign, no superfluous zero in front. Class ErrInvalid.
+// ParseAmount reads a decimal number from least to most with up to nine digits
+// behind the point: no exponent, no plus sign, no superfluous zero in front.
+// Class ErrInvalid, code invalid_amount; the error calls the number field.
+func ParseAmount(field, s string, least, most Nano) (Nano, error) {
+	n, ok := parseNano(s)
+	if !ok || n < least || n > most {
+		return 0, badAmount(field, s, least, most)
+	}
+	return n, nil
+}
+
+func badAmount(field, s string, least, most Nano) error {
+	return outOfRange("invalid_amount", field, s, "a decimal number with up to nine digits behind the point", least.String(), most.String(), "12.5")
+}
+
+// outOfRange is the error for a number that a person wrote: what it is of, what
+// is allowed, and an example.
+func outOfRange(code, field, s, kind, least, most, example string) error {
+	return sandbox.Errorf(sandbox.ErrInvalid, code, "%s %.40q: use %s, from %s to %s, as %s", field, s, kind, least, most, example)
+}
+
+// ParseNano is ParseAmount for all that a Nano holds. Its error names the
+// narrower bounds of an entry, which most amounts that are sent are of.
 func ParseNano(s string) (Nano, error) {
+	n, ok := parseNano(s)
+	if !ok {
+		return 0, badAmount("amount", s, -MaxEntry, MaxEntry)
+	}
+	return n, nil
+}
+
+func parseNano(s string) (Nano, bool) {
 	digits, negative := cutMinus(s)
 	q, ok := parseDecimal(digits)
 	n, fits := q.Uint64()
 	if !ok || !fits || n > 1<<63 || n == 1<<63 && !negative {
-		return 0, sandbox.Errorf(sandbox.ErrInvalid, "invalid_amount",
-			"amount %.40q: write a decimal number as 0.000011, 12.5 or -3, with up to nine digits behind the point and at most 9223372036", s)
+		return 0, false
 	}
 	if negative {
-		return Nano(-n), nil // two's complement: right for 1<<63 too
+		return Nano(-n), true // two's complement: right for 1<<63 too
 	}
-	return Nano(n), nil
+	return Nano(n), true
 }
 
 func cutMinus(s string) (digits string, negative bool) { return strings.CutPrefix(s, "-") }
@@ -82,8 +110,11 @@ func (n *Nano) UnmarshalText(b []byte) error {
 
 // UnmarshalYAML reads a number as it is written in the file, in quotes or not.
 func (n *Nano) UnmarshalYAML(b []byte) error {
-	return n.UnmarshalText(bytes.Trim(bytes.TrimSpace(b), `"'`))
+	return n.UnmarshalText([]byte(unquote(b)))
 }
+
+// unquote returns a number as it is written in YAML, in quotes or not.
+func unquote(b []byte) string { return string(bytes.Trim(bytes.TrimSpace(b), `"'`)) }
 
 func tooLarge(format string, args ...any) error {
 	return sandbox.Errorf(sandbox.ErrTooLarge, "amount_too_large",

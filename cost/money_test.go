@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/big"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -30,6 +31,82 @@ func TestParseNano(t *testing.T) {
 	} {
 		if n, err := ParseNano(text); err == nil || !is(err, sandbox.ErrInvalid, "invalid_amount") {
 			t.Errorf("ParseNano(%q) = %d, %v; want invalid_amount", text, n, err)
+		}
+	}
+}
+
+// TestNumbersSayTheirBounds: who writes an amount that is refused is told of
+// what, which are allowed, and an example that is one of them.
+func TestNumbersSayTheirBounds(t *testing.T) {
+	money := func(s string) error { _, err := MeterMoney.ParseLimit(s); return err }
+	amount := func(s string) error { _, err := ParseAmount("--amount", s, -MaxEntry, MaxEntry); return err }
+	quantity := func(s string) error { _, err := ParseEntryQuantity("--qty", s); return err }
+	sent := func(s string) error { return new(Nano).UnmarshalText([]byte(s)) }
+	limit := func(m Meter) func(string) error {
+		return func(s string) error { _, err := m.ParseLimit(s); return err }
+	}
+	price := func(unit string) func(string) error {
+		return func(s string) error {
+			_, err := readBooks("books: [{prices: {model.tokens: {price: " + s + ", unit: " + unit + "}}}]")
+			return err
+		}
+	}
+	for field, c := range map[string]struct {
+		parse func(string) error
+		words []string // besides the field
+		good  []string
+		bad   []string
+	}{
+		"limit of money": {
+			money,
+			[]string{"from 0.000000001 to 9223372036.854775807", "as 25"},
+			[]string{"25", "0.5", "0.000000001", "9223372036.854775807"},
+			[]string{"1e30", "9223372036.9", "0", "-1", "NaN", "", "0.0000000001"},
+		},
+		"limit of model.tokens": {
+			limit("model.tokens"),
+			[]string{"from 1 to 340282366920938463463374607431768211455", "as 1000000"},
+			[]string{"1000000", "340282366920938463463374607431768211455"},
+			[]string{"0", "-5", "1e3", "340282366920938463463374607431768211456"},
+		},
+		"limit of cpu": {
+			limit(MeterCPU),
+			[]string{"a duration", "cpu-second", "to 18446744073.709551615", "as 90m or '2 cpu-hour'"},
+			[]string{"90m", "2 cpu-hour", "18446744073.709551615 cpu-second"},
+			[]string{"0", "-5m", "1e30", "18446744073.709551616 cpu-second"},
+		},
+		"--amount": {
+			amount,
+			[]string{"from -1000000000 to 1000000000", "as 12.5"},
+			[]string{"12.5", "-1000000000", "1000000000"},
+			[]string{"1e999", "NaN", "Inf", "1000000000.000000001", "9223372036.9"},
+		},
+		"amount": {sent, []string{"from -1000000000 to 1000000000", "as 12.5"}, []string{"12.5", "-1000000000"}, []string{"1e999", "NaN", "99999999999"}},
+		"--qty":  {quantity, []string{"from 1 to 1000000000000000", "as 1200"}, []string{"1200", "1", "1000000000000000"}, []string{"-5", "0", "1.5", "1e3", "1000000000000001", ""}},
+		"price": {
+			price("cpu-hour"),
+			[]string{"from 0 to 9223372036.854775807", "as 12.5"},
+			[]string{"0", "12.5", "9223372036.854775807"},
+			[]string{"1e30", "9223372036.9", "-1", "NaN"},
+		},
+		"of 1 \"token\"": {price("token"), []string{"from 0 to 1000000000 ", "as 0.15"}, []string{"0", "0.15", "1000000000"}, []string{"1000000001", "9223372036"}},
+	} {
+		for _, s := range c.good {
+			if err := c.parse(s); err != nil {
+				t.Errorf("%s %q: %v", field, s, err)
+			}
+		}
+		for _, s := range c.bad {
+			err := c.parse(s)
+			if err == nil {
+				t.Errorf("%s %q was taken", field, s)
+				continue
+			}
+			for _, w := range append([]string{field}, c.words...) {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%s %q: %v; want %q", field, s, err, w)
+				}
+			}
 		}
 	}
 }

@@ -28,13 +28,28 @@ func Product(a, b uint64) Quantity {
 	return Quantity{hi, lo}
 }
 
-// ParseQuantity reads a decimal number of base units. Class ErrInvalid.
+// ParseQuantity reads a decimal number of base units, of any size. Class
+// ErrInvalid, code invalid_quantity; the error names the narrower bounds of an
+// entry, which quantities that are sent are of.
 func ParseQuantity(s string) (Quantity, error) {
 	q, ok := parseDigits(s)
 	if !ok || s == "" || len(s) > 1 && s[0] == '0' {
-		return Quantity{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_quantity", "quantity %.50q: write a whole number from 0 to 2^128-1", s)
+		return Quantity{}, badQuantity("quantity", s)
 	}
 	return q, nil
+}
+
+// ParseEntryQuantity reads the quantity of an entry; the error calls it field.
+func ParseEntryQuantity(field, s string) (Quantity, error) {
+	q, err := ParseQuantity(s)
+	if err != nil || q.IsZero() || q.Cmp(Count(MaxEntryQuantity)) > 0 {
+		return Quantity{}, badQuantity(field, s)
+	}
+	return q, nil
+}
+
+func badQuantity(field, s string) error {
+	return outOfRange("invalid_quantity", field, s, "a whole number", "1", Count(MaxEntryQuantity).String(), "1200")
 }
 
 // parseDigits reads digits alone.

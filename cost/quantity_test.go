@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -182,6 +183,33 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestLimitsReadBack writes limits of all meters and units, as budgets answer
+// them, and reads them as requests.
+func TestLimitsReadBack(t *testing.T) {
+	r := random(t)
+	for m, d := range builtin {
+		forms := append(unitNames(d), "")
+		for range 2000 {
+			n := r.Uint64() >> r.UintN(64)
+			number := formatDecimal(Count(n))
+			if d == started && r.IntN(2) == 0 {
+				number = anyQuantity(r, 110).String()
+			}
+			for _, unit := range forms {
+				text := strings.TrimSpace(number + " " + unit)
+				q, err := m.ParseLimit(text)
+				if err != nil {
+					continue
+				}
+				shown := m.FormatLimit(q)
+				if again, err := m.ParseLimit(shown); err != nil || again != q {
+					t.Fatalf("%s: %q reads as %s, is answered as %q, which reads as %s, %v", m, text, q, shown, again, err)
+				}
+			}
+		}
+	}
+}
+
 func FuzzLimit(f *testing.F) {
 	for _, s := range []string{"25", "1.5gib-hour", "90m", "10 start", "-1", "gib"} {
 		for _, m := range []string{"money", "cpu", "memory", "net", "wall", "starts", "tokens"} {
@@ -194,9 +222,9 @@ func FuzzLimit(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := m.ParseLimit(m.Format(q)) // rounded down, so perhaps nothing
-		if q.IsZero() || err == nil && again.Cmp(q) > 0 {
-			t.Fatalf("%s: %q reads as %s, printed %q, read as %s", m, s, q, m.Format(q), again)
+		again, err := m.ParseLimit(m.FormatLimit(q))
+		if q.IsZero() || err != nil || again != q {
+			t.Fatalf("%s: %q reads as %s, printed %q, read as %s, %v", m, s, q, m.FormatLimit(q), again, err)
 		}
 	})
 }

@@ -68,9 +68,8 @@ func NewBudgetKey() string { return budgetPrefix + string(sandbox.NewID())[2:] }
 // BudgetState is a budget and how it stands.
 type BudgetState struct {
 	StoredBudget
-	LimitText   string      `json:"limit_text" doc:"The limit for people."`
-	Spent       Quantity    `json:"spent" doc:"In this period, in base units."`
-	SpentText   string      `json:"spent_text"`
+	Limit       string      `json:"limit" doc:"As a request has it: 25 of money, 5400 cpu-second, 1.5 gib-hour, 20 gib, 1000000 of tokens."`
+	Spent       string      `json:"spent" doc:"In this period, in the same form, rounded down."`
 	Percent     int64       `json:"percent" doc:"Spent of the limit, rounded down."`
 	Since       time.Time   `json:"since,omitzero" doc:"When this period began; absent of a total."`
 	Until       time.Time   `json:"until,omitzero" doc:"When it ends."`

@@ -95,7 +95,7 @@ func TestWebRebinding(t *testing.T) {
 // TestWebEachRequestAlone: a connection that was good for one request is not
 // therefore good for the next.
 func TestWebEachRequestAlone(t *testing.T) {
-	p := allow("example.com")
+	p := allow("example.com:80")
 	p.HTTP = &sandbox.HTTPGate{Rules: []string{"GET example.com/api/*"}}
 	w := newWorld(t, p)
 	srv := newSeen(t, false, hello200)
@@ -124,7 +124,7 @@ func TestWebEachRequestAlone(t *testing.T) {
 // TestWebSmuggling sends what proxies and servers read differently. What
 // reaches the server must be what was judged, as many times as it was.
 func TestWebSmuggling(t *testing.T) {
-	p := allow("example.com")
+	p := allow("example.com:80")
 	p.HTTP = &sandbox.HTTPGate{Rules: []string{"GET,POST example.com/ok"}}
 	const head = "POST /ok HTTP/1.1\r\nHost: example.com\r\n"
 	const anyNumber = -1 // a body may break off after its request was sent on

@@ -68,7 +68,7 @@ type Shop interface {
 	Image(ctx context.Context, name string) (sandbox.Image, error)
 	Scratch(ctx context.Context) (sandbox.Image, error)
 	PutBuilt(ctx context.Context, img sandbox.Image) error
-	HoldLayers() (release func())
+	HoldLayers(ctx context.Context) (build context.Context, release func())
 	BuildStep(ctx context.Context, key string) (sandbox.Image, error)
 	PutBuildStep(ctx context.Context, key string, made sandbox.Image) error
 }

@@ -30,6 +30,21 @@ type backend struct {
 	entries  []cost.Posted
 	named    []sandbox.BaseTemplate
 	create   func(context.Context, sandbox.CreateRequest) (sandbox.Sandbox, error)
+	take     func(context.Context) // an import
+}
+
+func (b *backend) ImportImage(ctx context.Context, _ sandbox.ImportRequest, _ io.Reader) (sandbox.Image, error) {
+	if b.take != nil {
+		b.take(ctx)
+	}
+	return sandbox.Image{}, errThrough
+}
+
+func (b *backend) ImportSnapshot(ctx context.Context, _, _ string, _ io.Reader) (sandbox.Snapshot, error) {
+	if b.take != nil {
+		b.take(ctx)
+	}
+	return sandbox.Snapshot{}, errThrough
 }
 
 func (b *backend) Create(ctx context.Context, req sandbox.CreateRequest) (sandbox.Sandbox, error) {
@@ -247,7 +262,7 @@ func calls() map[string]call {
 		// The name is looked up under its owner's.
 		"Templates": none, "Template": none, "SetTemplate": none, "RemoveTemplate": none,
 		"Webhooks": none, "Prices": none, "Budgets": none, "Subscribe": none,
-		"Doctor": none, "Pool": none, "BuildCache": none, "PruneBuildCache": none, "PruneImages": none, "PullImage": none, "PushImage": none,
+		"Doctor": none, "Pool": none, "BuildCache": none, "PruneBuildCache": none, "ReleaseHostName": none, "PruneImages": none, "PullImage": none, "PushImage": none,
 		"CreateVolume": none, "SetSecret": none, "CreateWebhook": none, "ImportSnapshot": none,
 		"Pause": act((*Manager).Pause), "Resume": act((*Manager).Resume), "Stop": act((*Manager).Stop), "Start": act((*Manager).Start),
 		"Reset": act((*Manager).Reset), "Remove": act((*Manager).Remove),

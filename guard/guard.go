@@ -45,6 +45,9 @@ type Config struct {
 	Rows    Rows
 	Quotas  Quotas
 
+	// Crowded refuses an owner something more on the volume; nil: never.
+	Crowded func(owner string) error
+
 	// What the manager gives sandboxes that ask for nothing: quotas are
 	// reckoned with it.
 	Defaults    sandbox.Limits

@@ -86,7 +86,8 @@ func (g *Manager) Image(ctx context.Context, name string) (sandbox.Image, error)
 	return g.image(ctx, a, name)
 }
 
-// ImportImage makes an image of the caller's.
+// ImportImage makes an image of the caller's. One beyond the quota is removed
+// again.
 func (g *Manager) ImportImage(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error) {
 	a, err := g.ask(ctx, changes)
 	if err == nil {
@@ -96,7 +97,30 @@ func (g *Manager) ImportImage(ctx context.Context, req sandbox.ImportRequest, r 
 		return sandbox.Image{}, err
 	}
 	req.Actor = a.as(req.Actor)
-	return g.m.ImportImage(ctx, req, r)
+	if a == nil {
+		return g.m.ImportImage(ctx, req, r)
+	}
+	leave, err := g.purses.takeIn(ctx, a.Owner)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	defer leave()
+	q, err := g.cfg.Quotas.Quota(ctx, a.Owner)
+	if err == nil {
+		err = g.roomForOne(ctx, a.Owner, q)
+	}
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	img, err := g.m.ImportImage(ctx, req, r)
+	if err != nil {
+		return img, err
+	}
+	clean := context.WithoutCancel(ctx)
+	if err := g.fitted(clean, a.Owner, q, img.SizeBytes); err != nil {
+		return sandbox.Image{}, errors.Join(err, g.m.RemoveImage(clean, img.Name))
+	}
+	return img, nil
 }
 
 // PullImage is for those who see all: it uses the daemon's credentials, and its

@@ -159,7 +159,7 @@ func (l *Lab) Deploy(ctx context.Context, ref, kind string, spec project.AgentSp
 	if err != nil {
 		return project.Agent{}, err
 	}
-	held, err := l.g.rows.Held(ctx, a.Owner)
+	held, err := l.g.held(ctx, a.Owner)
 	if err == nil {
 		err = exceeds(q, held, l.g.needs(sandbox.Spec{Limits: spec.Limits}, 1))
 	}

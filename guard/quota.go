@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/docker/go-units"
@@ -25,7 +26,8 @@ type purses struct {
 
 // purse is what one owner has reserved.
 type purse struct {
-	look sync.Mutex // held from the look at the rows to the reservation
+	look    sync.Mutex    // held from the look at the rows to the reservation
+	imports chan struct{} // has one while an archive of the owner's is taken in
 
 	users   int           // guarded by purses.mu
 	pending access.Held   // guarded by purses.mu
@@ -40,7 +42,7 @@ func (p *purses) open(owner string) *purse {
 	}
 	u := p.all[owner]
 	if u == nil {
-		u = &purse{changed: make(chan struct{})}
+		u = &purse{changed: make(chan struct{}), imports: make(chan struct{}, 1)}
 		p.all[owner] = u
 	}
 	u.users++
@@ -52,6 +54,19 @@ func (p *purses) shut(owner string, u *purse) {
 	defer p.mu.Unlock()
 	if u.users--; u.users == 0 {
 		delete(p.all, owner)
+	}
+}
+
+// takeIn waits for an owner's turn to send an archive that is unpacked as it
+// comes: of the few places for them a slow client takes one.
+func (p *purses) takeIn(ctx context.Context, owner string) (leave func(), err error) {
+	u := p.open(owner)
+	select {
+	case u.imports <- struct{}{}:
+		return func() { <-u.imports; p.shut(owner, u) }, nil
+	case <-ctx.Done():
+		p.shut(owner, u)
+		return nil, fmt.Errorf("wait for the owner's other import: %w", context.Cause(ctx))
 	}
 }
 
@@ -83,6 +98,9 @@ func (g *Manager) reserve(ctx context.Context, owner string, q access.Quota, nee
 	if q.Sandboxes == 0 && q.CPUs == 0 && q.MemoryBytes == 0 && q.DiskBytes == 0 {
 		return func() {}, nil
 	}
+	if err := g.crowded(owner, q, need); err != nil {
+		return nil, err
+	}
 	u := g.purses.open(owner)
 	for {
 		wait, err := g.tryReserve(ctx, owner, u, q, need)
@@ -105,13 +123,36 @@ func (g *Manager) reserve(ctx context.Context, owner string, q access.Quota, nee
 	}
 }
 
+// crowded refuses what needs room on a volume that has none for this owner.
+func (g *Manager) crowded(owner string, q access.Quota, need access.Held) error {
+	if q.DiskBytes == 0 || need.DiskBytes == 0 && need.Sandboxes == 0 || g.cfg.Crowded == nil {
+		return nil
+	}
+	return g.cfg.Crowded(owner)
+}
+
+// held adds up what an owner has in rows, images of the owner's own among it.
+func (g *Manager) held(ctx context.Context, owner string) (access.Held, error) {
+	h, err := g.rows.Held(ctx, owner)
+	if err != nil {
+		return h, err
+	}
+	all, err := g.m.Images(ctx)
+	for _, img := range all {
+		if strings.HasPrefix(img.Name, folder(owner)) {
+			h.DiskBytes = sandbox.AddHeld(h.DiskBytes, img.SizeBytes)
+		}
+	}
+	return h, err
+}
+
 // tryReserve reserves, refuses, or returns what to wait for.
 func (g *Manager) tryReserve(ctx context.Context, owner string, u *purse, q access.Quota, need access.Held) (wait <-chan struct{}, err error) {
 	u.look.Lock()
 	defer u.look.Unlock()
 	// Before the rows: what is released in between is in them.
 	pending, changed := g.purses.of(u)
-	held, err := g.rows.Held(ctx, owner)
+	held, err := g.held(ctx, owner)
 	if err != nil {
 		return nil, err
 	}

@@ -272,3 +272,40 @@ func TestNamesOfImages(t *testing.T) {
 		}
 	}
 }
+
+// TestOneImportOfAnOwner: what one owner sends at a time takes one place, the
+// image or the snapshot; another owner's does not wait for it.
+func TestOneImportOfAnOwner(t *testing.T) {
+	w := newTown(t, access.Quota{})
+	begun, goOn := make(chan string, 10), make(chan struct{})
+	w.back.take = func(ctx context.Context) {
+		c, _ := access.Of(ctx)
+		begun <- c.Owner
+		<-goOn
+	}
+	var wg sync.WaitGroup
+	for _, owner := range []string{alice, alice, alice, bob} {
+		wg.Go(func() {
+			_, _ = w.ImportImage(w.as(owner, access.RoleDeveloper), sandbox.ImportRequest{Name: "own/" + owner + "/x"}, nil)
+		})
+		wg.Go(func() { _, _ = w.ImportSnapshot(w.as(owner, access.RoleDeveloper), "x", "", nil) })
+	}
+	if one, other := <-begun, <-begun; one == other {
+		t.Errorf("two imports of %s at once", one)
+	}
+	late, cancel := context.WithCancel(w.as(alice, access.RoleDeveloper))
+	cancel()
+	if _, err := w.ImportSnapshot(late, "x", "", nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that left while it waited: %v", err)
+	}
+	select {
+	case who := <-begun:
+		t.Errorf("another import of %s began", who)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(goOn)
+	wg.Wait()
+	if n := len(begun); n != 6 {
+		t.Errorf("%d imports after the first two, want 6", n)
+	}
+}

@@ -112,15 +112,16 @@ func (g *Manager) ImportSnapshot(ctx context.Context, name, actor string, r io.R
 	if a == nil {
 		return g.m.ImportSnapshot(ctx, name, actor, r)
 	}
+	leave, err := g.purses.takeIn(ctx, a.Owner)
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	defer leave()
 	q, err := g.cfg.Quotas.Quota(ctx, a.Owner)
 	if err != nil {
 		return sandbox.Snapshot{}, err
 	}
-	held, err := g.rows.Held(ctx, a.Owner)
-	if err == nil {
-		err = exceeds(q, held, access.Held{DiskBytes: 1})
-	}
-	if err != nil {
+	if err := g.roomForOne(ctx, a.Owner, q); err != nil {
 		return sandbox.Snapshot{}, err
 	}
 	s, err := g.m.ImportSnapshot(ctx, name, a.Owner, r)
@@ -128,15 +129,35 @@ func (g *Manager) ImportSnapshot(ctx context.Context, name, actor string, r io.R
 		return s, a.plain(err)
 	}
 	clean := context.WithoutCancel(ctx)
-	if held, err = g.rows.Held(clean, a.Owner); err == nil {
-		held.DiskBytes -= s.SizeBytes
-		err = exceeds(q, held, access.Held{DiskBytes: max(s.SizeBytes, 1)})
-	}
-	if err != nil {
+	if err := g.fitted(clean, a.Owner, q, s.SizeBytes); err != nil {
 		_, rerr := g.m.RemoveSnapshot(clean, string(s.ID), a.Owner)
 		return sandbox.Snapshot{}, errors.Join(err, rerr)
 	}
 	return a.snapshot(s), nil
+}
+
+// roomForOne refuses an owner whose disk quota is full one thing more, however
+// small.
+func (g *Manager) roomForOne(ctx context.Context, owner string, q access.Quota) error {
+	one := access.Held{DiskBytes: 1}
+	held, err := g.held(ctx, owner)
+	if err == nil {
+		err = g.crowded(owner, q, one)
+	}
+	if err == nil {
+		err = exceeds(q, held, one)
+	}
+	return err
+}
+
+// fitted is the error where something that is there passes its owner's quota.
+func (g *Manager) fitted(ctx context.Context, owner string, q access.Quota, bytes int64) error {
+	held, err := g.held(ctx, owner)
+	if err != nil {
+		return err
+	}
+	held.DiskBytes -= bytes
+	return exceeds(q, held, access.Held{DiskBytes: max(bytes, 1)})
 }
 
 // Fork makes sandboxes of one of the caller's snapshots or sandboxes, within
@@ -163,7 +184,17 @@ func (g *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	req.Actor = a.Owner
 	amending := context.WithoutCancel(ctx)
 	req.Amend = func(s *sandbox.Spec) error { return g.amend(amending, a, q, s) }
-	release, err := g.reserve(ctx, a.Owner, q, g.needs(of, max(req.Count, 1)))
+	missing := max(req.Count, 1)
+	for i := 0; i < max(req.Count, 1) && req.IdempotencyKey != ""; i++ { // a repeated request is answered with what there is
+		used, err := g.rows.KeyUsed(ctx, a.Owner, req.KeyOf(i))
+		if err != nil {
+			return nil, err
+		}
+		if used {
+			missing--
+		}
+	}
+	release, err := g.reserve(ctx, a.Owner, q, g.needs(of, missing))
 	if err != nil {
 		return nil, err
 	}

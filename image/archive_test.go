@@ -281,6 +281,42 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// TestKeepBesideAPull: a pull holds its layers before it looks for them, and at
+// its end all; what is tidied before that takes nothing from it.
+func TestKeepBesideAPull(t *testing.T) {
+	g := imagetest.Start(t)
+	g.Put("app", "latest", imagetest.New(1, 5, 20_000))
+	s, v := library(t, func(c *Config) { c.CacheBytes = 1 })
+	var held []string
+	ended := false
+	ctx := sandbox.WithHold(t.Context(), func(layers []string) {
+		ended = ended || len(layers) == 0
+		for _, l := range layers {
+			if _, err := v.Layer(l); err == nil {
+				t.Errorf("layer %s came before it was held", l)
+			}
+		}
+		held = append(held, layers...)
+		if n := len(left(t, s, manifestsDir)) + len(left(t, s, configsDir)); n != 0 {
+			t.Errorf("%d files of the image came before all was held", n)
+		}
+	})
+	img, err := s.Pull(ctx, sandbox.PullRequest{Reference: g.Host() + "/app"}, func(sandbox.ImageProgress) {
+		if err := s.Keep(nil, held); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil || !ended || !slices.Equal(held, img.Layers) {
+		t.Errorf("held %v, all at the end: %v; %v", held, ended, err)
+	}
+	if n := len(left(t, s, blobsDir)); n != len(img.Layers) {
+		t.Errorf("%d of %d layers are remembered", n, len(img.Layers))
+	}
+	if _, err := s.manifest(img.Digest); err != nil {
+		t.Error(err)
+	}
+}
+
 func FuzzManifest(f *testing.F) {
 	m := imagetest.New(1, 2, 10)
 	f.Add(m.Manifest, m.Config)

@@ -16,10 +16,19 @@ import (
 // Export writes an image as one archive: an OCI image layout, the same with
 // the file that 'docker load' reads, or its merged root file system. Layers
 // are compressed anew, so the digests of a pulled image are others there; the
-// same image gives the same archive.
+// same image gives the same archive. What cannot be exported is refused before
+// the first byte.
 func (s *Store) Export(ctx context.Context, src sandbox.ImageSource, req sandbox.ExportRequest, w io.Writer) error {
 	if req.Format == sandbox.FormatTar {
+		if err := s.vol.ExportTree(ctx, src.Layers, nil); err != nil {
+			return err
+		}
 		return s.vol.ExportTree(ctx, src.Layers, w)
+	}
+	for i := range src.Layers {
+		if _, err := s.vol.ExportLayer(ctx, src.Layers, i, nil); err != nil {
+			return err
+		}
 	}
 	dir, done, err := s.spool()
 	if err != nil {

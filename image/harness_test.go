@@ -62,6 +62,9 @@ func (s *shelf) ExportLayer(_ context.Context, stack []string, i int, w io.Write
 	s.mu.Lock()
 	b := s.layers[stack[i]]
 	s.mu.Unlock()
+	if w == nil {
+		return "", nil
+	}
 	h := sha256.New()
 	tw := tar.NewWriter(io.MultiWriter(w, h))
 	if err := tw.WriteHeader(&tar.Header{Name: "content", Size: int64(len(b)), Mode: 0o644}); err != nil {
@@ -75,6 +78,9 @@ func (s *shelf) ExportLayer(_ context.Context, stack []string, i int, w io.Write
 }
 
 func (s *shelf) ExportTree(_ context.Context, stack []string, w io.Writer) error {
+	if w == nil {
+		return nil
+	}
 	_, err := fmt.Fprintf(w, "tree of %s", strings.Join(stack, " "))
 	return err
 }

@@ -304,7 +304,7 @@ func (a *archive) image(ctx context.Context, req sandbox.ImportRequest) (sandbox
 		Name: name, Digest: f.m.digest, Kind: sandbox.ImageOCI, Layers: stack(cfg.RootFS.DiffIDs), Config: record, CreatedAt: time.Now().UTC(),
 		IndexDigest: f.index, Platform: cfg.String(),
 	}
-	return img, a.s.adopt(&img, f.m, f.cfg)
+	return img, a.s.adopt(ctx, &img, f.m, f.cfg)
 }
 
 // layer brings one layer onto the volume.

@@ -75,7 +75,7 @@ func (s *Store) Pull(ctx context.Context, req sandbox.PullRequest, report func(s
 	if err := p.layers(ctx); err != nil {
 		return sandbox.Image{}, err
 	}
-	return p.image(cmp.Or(req.Name, ref.String()))
+	return p.image(ctx, cmp.Or(req.Name, ref.String()))
 }
 
 // pull is one image on its way in.
@@ -233,6 +233,7 @@ func (p *pull) configure(ctx context.Context) error {
 
 // layers brings every layer onto the volume, several at a time.
 func (p *pull) layers(ctx context.Context) error {
+	sandbox.HoldLayers(ctx, p.cfg.RootFS.DiffIDs...)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelLayers)
 	for i, d := range p.m.Layers {
@@ -284,16 +285,17 @@ func (p *pull) remember(d descriptor, diffID string) error {
 }
 
 // image describes what was pulled, once its manifest is kept.
-func (p *pull) image(name string) (sandbox.Image, error) {
+func (p *pull) image(ctx context.Context, name string) (sandbox.Image, error) {
 	img := sandbox.Image{
 		Name: name, Digest: p.m.digest, Kind: sandbox.ImageOCI, Layers: stack(p.cfg.RootFS.DiffIDs), Config: p.record, CreatedAt: time.Now().UTC(),
 		Reference: p.ref.String(), IndexDigest: p.index, Platform: p.cfg.String(),
 	}
-	return img, p.s.adopt(&img, p.m, p.rawCfg)
+	return img, p.s.adopt(ctx, &img, p.m, p.rawCfg)
 }
 
 // adopt keeps an image's manifest and configuration and counts its layers.
-func (s *Store) adopt(img *sandbox.Image, m *manifest, cfg []byte) error {
+// From then on they must not be tidied away until the image has its row.
+func (s *Store) adopt(ctx context.Context, img *sandbox.Image, m *manifest, cfg []byte) error {
 	for _, l := range img.Layers {
 		info, err := s.vol.Layer(l)
 		if err != nil {
@@ -302,6 +304,7 @@ func (s *Store) adopt(img *sandbox.Image, m *manifest, cfg []byte) error {
 		img.SizeBytes += info.Size
 		img.Files += info.Files
 	}
+	sandbox.HoldAll(ctx)
 	for _, f := range []struct {
 		dir, name string
 		data      []byte

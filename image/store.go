@@ -35,7 +35,8 @@ type Volume interface {
 	// digest diffID uncompressed. One that is there already is left alone.
 	ImportLayer(ctx context.Context, diffID string, r io.Reader) (Layer, error)
 	// ExportLayer writes layer i of a stack as a plain layer archive and
-	// returns its digest. The same layer gives the same bytes.
+	// returns its digest. The same layer gives the same bytes. With a nil w it
+	// only says whether it can, and so does ExportTree.
 	ExportLayer(ctx context.Context, stack []string, i int, w io.Writer) (diffID string, err error)
 	// ExportTree writes the merged tree of a stack as one archive.
 	ExportTree(ctx context.Context, stack []string, w io.Writer) error
@@ -198,8 +199,8 @@ func (s *Store) dropPartial(name string) error {
 }
 
 // Keep removes the manifests and configurations of images other than these,
-// and what is known of layers other than those. The caller sees to it that no
-// pull is under way.
+// and what is known of layers other than those. The caller sees to it that
+// layers of pulls under way are among them, and that none is at its end: see sandbox.HoldAll.
 func (s *Store) Keep(images []sandbox.Image, layers []string) error {
 	manifests, configs, blobs := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, i := range images {
@@ -219,7 +220,7 @@ func (s *Store) Keep(images []sandbox.Image, layers []string) error {
 			continue
 		}
 		for _, e := range entries {
-			if !keep[e.Name()] {
+			if !keep[e.Name()] && !strings.HasPrefix(e.Name(), tempPrefix) {
 				errs = append(errs, remove(s.path(dir, e.Name())))
 			}
 		}
@@ -237,30 +238,36 @@ func (s *Store) lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 	l.users++
 	s.mu.Unlock()
-	leave := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(s.locks, key)
-		}
-	}
 	if err := l.sem.Acquire(ctx, 1); err != nil {
-		leave()
+		s.leave(key, l)
 		return nil, fmt.Errorf("image: wait for the same layer of another transfer: %w", err)
 	}
-	return func() { l.sem.Release(1); leave() }, nil
+	return s.locked(key, l), nil
+}
+
+// locked ends what lock began.
+func (s *Store) locked(key string, l *keyLock) (unlock func()) {
+	return func() { l.sem.Release(1); s.leave(key, l) }
+}
+
+func (s *Store) leave(key string, l *keyLock) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.users--; l.users == 0 {
+		delete(s.locks, key)
+	}
 }
 
 // tryLock is lock for those who can do without.
 func (s *Store) tryLock(key string) (unlock func(), ok bool) {
 	s.mu.Lock()
-	busy := s.locks[key] != nil
-	s.mu.Unlock()
-	if busy {
+	defer s.mu.Unlock()
+	if s.locks[key] != nil {
 		return nil, false
 	}
-	unlock, err := s.lock(context.Background(), key)
-	return unlock, err == nil
+	l := &keyLock{sem: semaphore.NewWeighted(1), users: 1}
+	s.locks[key] = l
+	return s.locked(key, l), l.sem.TryAcquire(1) // nobody else knows it
 }
 
 // tempPrefix begins the names of files that are not whole yet.

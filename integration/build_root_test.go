@@ -186,20 +186,7 @@ func (d *daemon) layersAre(t testing.TB, want int) {
 	}
 }
 
-const greeter = `package main
-
-import (
-	"fmt"
-	"os"
-)
-
-func main() {
-	asset, err := os.ReadFile("/share/asset.txt")
-	fmt.Println("GREETING", os.Getenv("WHO"), string(asset), err, len(os.Args))
-}
-`
-
-const greeterC = `#include <stdio.h>
+const greeter = `#include <stdio.h>
 #include <stdlib.h>
 int main(int argc, char **argv) {
 	char b[100] = "";
@@ -210,25 +197,11 @@ int main(int argc, char **argv) {
 }
 `
 
-// compiling is how a program is made out of the host's own /usr: with Go
-// where it is there, else with gcc.
-func compiling(t testing.TB) (source file, command string) {
-	t.Helper()
-	testenv.Need(t, testenv.Compiler)
-	goes, _ := filepath.Glob("/usr/lib/go-*/bin/go")
-	for _, g := range append([]string{"/usr/local/go/bin/go", "/usr/bin/go"}, goes...) {
-		if _, err := os.Stat(g); err == nil {
-			return file{name: "src/main.go", data: greeter},
-				"CGO_ENABLED=0 GOCACHE=/tmp/cache GO111MODULE=off " + g + " build -ldflags '-s -w' -o /out/greet main.go"
-		}
-	}
-	return file{name: "src/main.go", data: greeterC}, "gcc -x c -static -o /out/greet main.go"
-}
-
 // TestBuildThreeStages compiles a program in one stage, makes a file for it in
 // another, and puts both on a small image.
 func TestBuildThreeStages(t *testing.T) {
-	source, compile := compiling(t)
+	testenv.Need(t, testenv.Compiler)
+	source := file{name: "src/greet.c", data: greeter}
 	d := install(t, "")
 	small := archiveOf(t, file{name: "etc/"}, file{name: "etc/passwd", data: "root:x:0:0::/:/bin/sh\napp:x:1000:1001::/:/bin/sh\n"},
 		file{name: "etc/group", data: "root:x:0:\nstaff:x:50:\n"}, file{name: "usr/"}, file{name: "usr/bin/"}, file{name: "bin", target: "usr/bin"})
@@ -241,7 +214,7 @@ FROM host AS compile
 WORKDIR /src
 COPY src/ .
 ARG GREETING=hello
-RUN mkdir /out && sed -i "s/GREETING/$GREETING/" main.go && ` + compile + `
+RUN mkdir /out && sed -i "s/GREETING/$GREETING/" greet.c && gcc -static -o /out/greet greet.c
 FROM host AS assets
 RUN <<EOF
 mkdir -p /out/share

@@ -169,10 +169,10 @@ func TestNothingLeaksOverCycles(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	cycle(40) // caches and statements reach their working size
+	cycle(24) // caches and statements reach their working size
 	d.calm(t)
 	before := d.count(t)
-	cycle(soak(60, 1000))
+	cycle(soak(32, 1000))
 	d.calm(t)
 	var after counts
 	testenv.Eventually(t, 60*time.Second, "what ended goes", func() bool {

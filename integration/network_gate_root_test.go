@@ -41,7 +41,7 @@ type gateRequest struct {
 	secure                       bool
 }
 
-// webSite is the web server, on ports 80 and 443 of gateHost.
+// webSite is the web server, on ports 80, 443 and 8080 of gateHost.
 type webSite struct {
 	mu     sync.Mutex
 	seen   []gateRequest
@@ -61,7 +61,7 @@ func serveSite(t *testing.T, w *world) *webSite {
 	}
 	t.Setenv("SSL_CERT_FILE", file)
 	err := w.internet.within(func() error {
-		if err := nft("insert rule ip far any_port ip daddr " + gateHost + " tcp dport { 80, 443 } return"); err != nil {
+		if err := nft("insert rule ip far any_port ip daddr " + gateHost + " tcp dport { 80, 443, 8080 } return"); err != nil {
 			return err
 		}
 		if err := run("ip", "addr", "add", gateHost+"/32", "dev", "lo"); err != nil {
@@ -75,6 +75,10 @@ func serveSite(t *testing.T, w *world) *webSite {
 		if err != nil {
 			return errors.Join(err, plain.Close())
 		}
+		other, err := net.Listen("tcp4", gateHost+":8080")
+		if err != nil {
+			return errors.Join(err, plain.Close(), secure.Close())
+		}
 		srv := &http.Server{Handler: s, ReadHeaderTimeout: 20 * time.Second, TLSConfig: &tls.Config{
 			Certificates: []tls.Certificate{cert},
 			GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -85,6 +89,7 @@ func serveSite(t *testing.T, w *world) *webSite {
 			},
 		}}
 		go func() { _ = srv.Serve(plain) }()
+		go func() { _ = srv.Serve(other) }()
 		go func() { _ = srv.ServeTLS(secure, "", "") }()
 		t.Cleanup(func() { _ = srv.Close() })
 		return nil
@@ -185,13 +190,17 @@ func secureAsk(to, name string) gateAsk {
 	return a
 }
 
-// gatePolicy permits three names, one of them with a credential.
+// gatePolicy permits names, one of them within request rules alone, and two
+// with a credential.
 func gatePolicy() sandbox.NetworkPolicy {
 	return sandbox.NetworkPolicy{
-		Mode: sandbox.NetworkAllow, Allow: []string{"ok.example.com", "api.example.com", "inner.example.com"}, Deny: []string{"no.example.com"},
+		Mode: sandbox.NetworkAllow, Allow: []string{"ok.example.com:80", "tls.example.com", "api.example.com", "plain.example.com", "inner.example.com"}, Deny: []string{"no.example.com"},
 		HTTP: &sandbox.HTTPGate{
-			Rules:  []string{"GET,HEAD ok.example.com/pub/*", "api.example.com", "inner.example.com"},
-			Inject: []sandbox.Credential{{Host: "api.example.com", Header: "Authorization", Secret: "api-key"}},
+			Rules: []string{"GET,HEAD ok.example.com/pub/*", "api.example.com", "plain.example.com", "inner.example.com"},
+			Inject: []sandbox.Credential{
+				{Host: "api.example.com", Header: "Authorization", Secret: "api-key"},
+				{Host: "plain.example.com", Header: "Authorization", Secret: "plain-key", Plain: true},
+			},
 		},
 	}
 }
@@ -230,10 +239,10 @@ func TestNetworkGate(t *testing.T) {
 	ok := gateRequest{"ok.example.com", "GET", "/pub/x", "mine", gateHost + ":80", false}
 	served(plainAsk(web, "GET", "ok.example.com", "/pub/x"), ok)
 	served(plainAsk("8.8.4.4:80", "GET", "OK.example.com.", "/pub/x"), ok) // the name decides, not the address
-	served(secureAsk("8.8.4.4:443", "ok.example.com"), gateRequest{"ok.example.com", "GET", "/any", "mine", gateHost + ":443", true})
-	through := secureAsk("192.0.2.1:80", "ok.example.com")
-	through.Via = "CONNECT ok.example.com:443 HTTP/1.1\r\nHost: ok.example.com:443\r\n\r\n"
-	served(through, gateRequest{"ok.example.com", "GET", "/any", "mine", gateHost + ":443", true})
+	served(secureAsk("8.8.4.4:443", "tls.example.com"), gateRequest{"tls.example.com", "GET", "/any", "mine", gateHost + ":443", true})
+	through := secureAsk("192.0.2.1:80", "tls.example.com")
+	through.Via = "CONNECT tls.example.com:443 HTTP/1.1\r\nHost: tls.example.com:443\r\n\r\n"
+	served(through, gateRequest{"tls.example.com", "GET", "/any", "mine", gateHost + ":443", true})
 	served(plainAsk(web, "PUT", "api.example.com", "/v1"), gateRequest{"api.example.com", "PUT", "/v1", gateSecret, gateHost + ":443", true})
 
 	for _, a := range []gateAsk{
@@ -244,6 +253,12 @@ func TestNetworkGate(t *testing.T) {
 	} {
 		refused(a, "gate_denied")
 	}
+	// What request rules confine has no other way out: each of these is served
+	// for the name beside it.
+	refused(secureAsk(tlsAt, "ok.example.com"), "access denied")
+	refused(gateAsk{To: web, Via: "CONNECT ok.example.com:443 HTTP/1.1\r\nHost: ok.example.com:443\r\n\r\n"}, "403 Forbidden")
+	refused(plainAsk(web, "GET", "ok.example.com:8080", "/pub/x"), "gate_denied")
+	d.secretsOfPorts(t, served, refused)
 	refused(gateAsk{To: web, Via: "CONNECT evil.org:443 HTTP/1.1\r\nHost: evil.org:443\r\n\r\n"}, "403 Forbidden")
 	for _, a := range []gateAsk{plainAsk(web, "GET", "ok.example.com", "/pub/%2e%2e/priv"), plainAsk(web, "GET", "ok.example.com", "/pub//..;/priv"), plainAsk(web, "GET", "2130706433", "/")} {
 		refused(a, "gate_ambiguous")
@@ -276,6 +291,26 @@ func TestNetworkGate(t *testing.T) {
 	if strings.Contains(d.Log.String(), "only-the-gate-knows") {
 		t.Error("the daemon's log holds the secret")
 	}
+}
+
+// secretsOfPorts has a secret for a host, and then for one port of it.
+func (d *daemon) secretsOfPorts(t *testing.T, served func(gateAsk, gateRequest), refused func(gateAsk, string)) {
+	const web, host = gateHost + ":80", "plain.example.com"
+	set := func(value, to string) {
+		t.Helper()
+		if _, err := d.SetSecret(t.Context(), sandbox.SecretRequest{Name: "plain-key", Value: value, Hosts: []string{to}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("of-the-host", host)
+	served(plainAsk(web, "GET", host, "/a"), gateRequest{host, "GET", "/a", "of-the-host", gateHost + ":80", false})
+	refused(plainAsk(web, "GET", host+":8080", "/a"), "gate_secret")
+	set("of-the-port", host+":8080")
+	served(plainAsk(web, "GET", host+":8080", "/a"), gateRequest{host + ":8080", "GET", "/a", "of-the-port", gateHost + ":8080", false})
+	refused(plainAsk(web, "GET", host, "/a"), "gate_secret")
+	// Past the gate nothing is added.
+	d.sh(t, "s", "getent hosts "+host) // which opens its address
+	served(plainAsk(gateHost+":8080", "GET", host, "/a"), gateRequest{host, "GET", "/a", "mine", gateHost + ":8080", false})
 }
 
 // gateIsTold looks for what the gate did in the audit, and for the secret

@@ -5,6 +5,7 @@ package integration
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -326,6 +327,70 @@ func TestSnapshotCarried(t *testing.T) {
 	}
 	if _, err := to.ImportSnapshot(t.Context(), "again", bytes.NewReader(archive)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSlowImportAndBuildKeepTheirOwn: while a snapshot arrives slowly and a build
+// runs, the layer of an image that is removed goes, and theirs stay.
+func TestSlowImportAndBuildKeepTheirOwn(t *testing.T) {
+	d := install(t, "")
+	img := smallImage(t, d, "small")
+	d.create(t, sandbox.Spec{Name: "dev", Image: img})
+	d.sh(t, "dev", "echo x >/srv/f")
+	d.snapshot(t, "dev", "one")
+	r, err := d.ExportSnapshot(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := len(d.layers(t))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	builds, imports := make(chan built, 1), make(chan error, 1)
+	go func() {
+		builds <- d.build(ctx, sandbox.BuildRequest{Dockerfile: "FROM small\nRUN echo y >/srv/y\nRUN sleep 1000\n"}, nil)
+	}()
+	in, out := io.Pipe()
+	go func() {
+		_, err := d.ImportSnapshot(t.Context(), "two", in)
+		imports <- errors.Join(err, in.Close())
+	}()
+	record := bytes.LastIndex(archive, []byte("snapshot.json")) // the layers are before it
+	if _, err := out.Write(archive[:record]); err != nil {
+		t.Fatal(err)
+	}
+	d.layersAre(t, was+3) // a step's, and the two of the archive
+	var other bytes.Buffer
+	w := tar.NewWriter(&other)
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.ImportImage(t.Context(), "other", &other); err != nil {
+		t.Fatal(err)
+	}
+	d.layersAre(t, was+4)
+	if err := d.RemoveImage(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	d.layersAre(t, was+3)
+
+	_, err = out.Write(archive[record:])
+	if err := errors.Join(err, out.Close(), <-imports); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Fork(t.Context(), "two", sandbox.ForkRequest{Name: "of-two"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, "of-two", "cat /srv/f"); got != "x" {
+		t.Errorf("the snapshot that came slowly holds %q", got)
+	}
+	cancel()
+	if b := <-builds; !errors.Is(b.err, context.Canceled) {
+		t.Errorf("the build: %v", b.err)
 	}
 }
 

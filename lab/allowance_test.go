@@ -27,7 +27,7 @@ func TestAgentsBeginWithABudget(t *testing.T) {
 	h.lab.refusing(nil)
 	first := h.becomes(a.ID, project.AgentActive)
 	v := h.view(p)
-	if len(v.Budgets) != 1 || v.Budgets[0].Key != first.Budget || v.Budgets[0].Limit != cost.Count(1000) || v.Budgets[0].ID != string(a.ID) {
+	if len(v.Budgets) != 1 || v.Budgets[0].Key != first.Budget || v.Budgets[0].Limit != "1000" || v.Budgets[0].ID != string(a.ID) {
 		t.Fatalf("it begins with %+v; the agent: %+v", v.Budgets, first)
 	}
 	again := func() {
@@ -40,7 +40,7 @@ func TestAgentsBeginWithABudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	again()
-	if all, _ := h.lab.Budgets(t.Context()); len(all) != 1 || all[0].Limit != cost.Count(7) {
+	if all, _ := h.lab.Budgets(t.Context()); len(all) != 1 || all[0].Limit != "7" {
 		t.Errorf("set by hand, after a restart: %+v", all)
 	}
 	if err := h.lab.RemoveBudget(t.Context(), first.Budget, ""); err != nil {

@@ -31,6 +31,8 @@ type kernel struct {
 	path   string // where it is kept for the next process; empty: nowhere
 	subs   map[chan struct{}]bool
 	refuse func(verb, ref string) error
+
+	rowsTake time.Duration // see rows.Agent; set before anything runs
 }
 
 // kept is what a kernel remembers.
@@ -512,6 +514,13 @@ func (r rows) AppendEvent(_ context.Context, e sandbox.Event) (int64, error) {
 	return r.k.Serial, nil
 }
 
+// Agent takes as long as the kernel is made to: a busy host's database.
+func (r rows) Agent(ctx context.Context, id project.AgentID) (project.Agent, error) {
+	a, err := r.DB.Agent(ctx, id)
+	<-time.After(r.k.rowsTake)
+	return a, err
+}
+
 func (h *host) start() {
 	h.t.Helper()
 	store := rows{h.open("sandboxd.db"), h.lab}
@@ -621,7 +630,7 @@ func (k *kernel) SetBudget(_ context.Context, req cost.BudgetRequest) (cost.Budg
 	if err != nil {
 		return cost.BudgetState{}, err
 	}
-	s := cost.BudgetState{StoredBudget: cost.StoredBudget{Key: cost.NewBudgetKey(), Budget: b, Actor: req.Actor}}
+	s := cost.BudgetState{StoredBudget: cost.StoredBudget{Key: cost.NewBudgetKey(), Budget: b, Actor: req.Actor}, Limit: b.Meter.FormatLimit(b.Limit)}
 	i := slices.IndexFunc(k.kept.Budgets, func(o cost.BudgetState) bool {
 		return o.Scope == b.Scope && o.ID == b.ID && o.Meter == b.Meter && o.Period == b.Period
 	})

@@ -398,7 +398,8 @@ func (l *Lab) watch(pr project.Promotion) error {
 		return err
 	}
 	for {
-		why, err := l.unwell(l.life, to, pr, !time.Now().Before(pr.Until))
+		last := !time.Now().Before(pr.Until)
+		why, err := l.unwell(l.life, to, pr, last)
 		switch {
 		case err != nil:
 			return err
@@ -407,7 +408,7 @@ func (l *Lab) watch(pr project.Promotion) error {
 				return err
 			}
 			return l.setPromotion(pr, project.PromotionRollingBack, eventRollingBack, why)
-		case !time.Now().Before(pr.Until):
+		case last: // not: now; the window may have ended since they were asked
 			if err := l.step("decide"); err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
@@ -128,7 +129,7 @@ func (h *host) budgeted(where string, k *kernel, limit string, want ...project.A
 	var got []project.AgentID
 	for _, b := range all {
 		got = append(got, project.AgentID(b.ID))
-		if b.Scope != cost.ScopeAgent || b.Meter != "tokens" || b.Limit.String() != limit || b.Period != cost.Day {
+		if b.Scope != cost.ScopeAgent || b.Meter != "tokens" || b.Limit != limit || b.Period != cost.Day {
 			h.t.Errorf("a budget in %s: %+v", where, b)
 		}
 	}
@@ -207,6 +208,22 @@ func TestPromotionOfAnUnwellAgentIsRolledBack(t *testing.T) {
 		t.Fatalf("ended %s: %s", p.Status, p.Detail)
 	}
 	h.settled(c, p)
+}
+
+// TestPromotionAsksAtTheEndOfItsWindow: where the window ends while the agents
+// are being asked, they are asked again before it is decided.
+func TestPromotionAsksAtTheEndOfItsWindow(t *testing.T) {
+	for check, want := range map[string]project.PromotionStatus{"ill": project.PromotionRolledBack, "healthy": project.PromotionDone} {
+		h := newHost(t)
+		h.far.rowsTake = 60 * time.Millisecond // two agents: longer than the window
+		c := h.crew(project.AgentSpec{Health: &project.HealthCheck{Command: []string{check}, Interval: 5, Grace: 3600_000}})
+		if _, err := h.Promote(t.Context(), string(c.ID), project.PromotionRequest{Window: 100}); err != nil {
+			t.Fatal(err)
+		}
+		if p := h.ends(c); p.Status != want && (check == "ill" || !strings.Contains(p.Detail, "never")) {
+			t.Errorf("%s: ended %s (%s), want %s", check, p.Status, p.Detail, want)
+		}
+	}
 }
 
 func TestPromotionOfACrashingAgentIsRolledBack(t *testing.T) {

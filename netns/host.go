@@ -37,6 +37,9 @@ type Config struct {
 	// Installation, unless empty, is whose sandboxes these are. The table says
 	// it, and so Open knows those of another.
 	Installation string
+	// Alone refuses a network namespace where sandboxes of another installation
+	// live, and changes nothing there then.
+	Alone bool
 }
 
 // Host is the networking of all sandboxes of one network namespace: the
@@ -95,7 +98,7 @@ type Attachment struct {
 // table of an earlier daemon in one transaction and keeps the elements and
 // counters of sandboxes: those are Recover's to judge. Repeating it is safe.
 // Errors are of class ErrInvalid (pool), ErrConflict (the pool overlaps a
-// network of the host) or ErrUnsupported (no nf_tables).
+// network of the host; see also Config.Alone) or ErrUnsupported (no nf_tables).
 func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -173,6 +176,10 @@ func (h *Host) open(cfg Config) error {
 		return err == nil
 	}); err != nil {
 		return err
+	}
+	if h.foreign != "" && cfg.Alone {
+		return sandbox.Errorf(sandbox.ErrConflict, "network_taken",
+			"sandboxes of another installation (%s) live in this network namespace, and table inet %s is theirs: start this one in a network namespace of its own (ip netns exec), or first stop them where they belong ('sandboxd retire' with that configuration)", h.foreign, tableName)
 	}
 	if err := h.table.install(); err != nil {
 		return sandbox.Errorf(sandbox.ErrUnsupported, "no_nftables", "%w: sandboxes need a kernel with nf_tables (inet tables, NAT, fib, connlimit) and CAP_NET_ADMIN", err)
@@ -338,14 +345,22 @@ func (h *Host) enforce(l linkPlan) error {
 	c.diff(from, l.held(), &l)
 	h.remember(l)
 	h.pinAgain(&c)
-	err := h.applyHealing(c)
-	if err != nil {
+	var before, after change
+	if had && old.generation != 0 && l.generation != old.generation {
+		before.add, c.add = listed(c.add)
+		after.remove, c.remove = listed(c.remove)
+	}
+	if err := h.applyHealing(before, c); err != nil {
 		h.forget(l.id)
 		if had {
 			h.remember(old)
 		}
+		return err
 	}
-	return err
+	if err := h.applyHealing(after); err != nil { // of no policy in force; the next mending or start takes it away
+		h.log.Warn("removing the lists of a former policy", "link", l.name, "err", err)
+	}
+	return nil
 }
 
 func (h *Host) lookup(id sandbox.ID) (linkPlan, bool) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -106,6 +107,21 @@ func listChains() []chainPlan {
 		}
 	}
 	return out
+}
+
+// listed parts elements of lists from others. Those of a new policy are there
+// before it is in force, and those of the old one as long: the kernel shows a
+// change of a set of intervals later than one of the map that has the mark, and
+// a packet on its way may have read that before.
+func listed(all []element) (lists, others []element) {
+	for _, e := range all {
+		if e.set == setClasses || strings.HasPrefix(e.set, "places-") || strings.HasPrefix(e.set, "ports-") {
+			lists = append(lists, e)
+		} else {
+			others = append(others, e)
+		}
+	}
+	return lists, others
 }
 
 // prefix begins the keys of the link's lists and pins under its present policy.

@@ -29,7 +29,8 @@ import (
 // A directory that a sandbox renamed is written with all it shows in the
 // stack, for an image cannot say "as over there". The files of /etc that every
 // root gets its own of are left out of layers made of an upper. Sockets and
-// device nodes have no place in an image.
+// device nodes have no place in an image. With a nil w it writes nothing and
+// reads no contents: it says whether the layer can be exported.
 //
 // Classes: ErrInvalid for an i or a layer that is none, and for names that
 // mean something else in an image (layer_bad_name); ErrNotFound for a layer
@@ -77,7 +78,8 @@ func (s *Store) ExportUpper(ctx context.Context, id sandbox.ID, stack []string, 
 
 // ExportTree writes what a stack, given lowest first, shows as a whole: one
 // tar of a root file system, as ImportTar takes it. Where the stack holds an
-// upper, the files of /etc that every root gets its own of are left out.
+// upper, the files of /etc that every root gets its own of are left out. A nil
+// w is as in ExportLayer.
 func (s *Store) ExportTree(ctx context.Context, stack []string, w io.Writer) error {
 	e := exporter{ctx: ctx, noIdentity: slices.ContainsFunc(stack, isUpperLayer)}
 	if _, err := e.export(w, func() (*os.File, error) { return s.openView(stack) }); err != nil {
@@ -109,6 +111,7 @@ func (s *Store) openView(stack []string, above ...string) (*os.File, error) {
 type exporter struct {
 	ctx        context.Context //nolint:containedctx // lives as long as one export
 	layer      bool            // deletions are written as marks
+	dry        bool            // contents are not read
 	noIdentity bool
 	view       func() (*os.File, error) // opens what the stack shows, for redirects
 
@@ -142,6 +145,9 @@ func (e *exporter) export(w io.Writer, open func() (*os.File, error)) (string, e
 
 // exportWith writes what content does of it.
 func (e *exporter) exportWith(w io.Writer, open func() (*os.File, error), content func(root *os.File) error) (string, error) {
+	if w == nil {
+		e.dry, w = true, io.Discard
+	}
 	sum := sha256.New()
 	e.tw = tar.NewWriter(io.MultiWriter(w, sum))
 	e.links = map[uint64]linked{}
@@ -438,8 +444,10 @@ func (e *exporter) file(dir int, name, path string) error {
 		return err
 	}
 	hdr := header(path, tar.TypeReg, &st)
-	hdr.Size = st.Size
-	if err := e.write(hdr, fd); err != nil {
+	if !e.dry {
+		hdr.Size = st.Size
+	}
+	if err := e.write(hdr, fd); err != nil || e.dry {
 		return err
 	}
 	content := &countReader{ctx: e.ctx, r: io.LimitReader(f, st.Size), max: 1<<63 - 1}

@@ -87,14 +87,33 @@ func (s *Store) stageLayer(ctx context.Context, fill func(root *os.File) (LayerI
 	if err != nil {
 		return LayerInfo{}, err
 	}
+	sandbox.HoldLayers(ctx, info.Digest) // known by now alone, where the archive is a whole root
 	return s.commit(stage, info)
 }
 
 // importLimits bounds one import.
-type importLimits struct{ bytes, files int64 }
+type importLimits struct {
+	bytes, files int64
+	room         bool // bytes is what the volume has room for, not volume.import_max
+}
+
+// tooLarge is the error for what goes beyond bytes.
+func (l importLimits) tooLarge(what string) error {
+	most := units.BytesSize(float64(l.bytes))
+	if l.room {
+		return sandbox.Errorf(sandbox.ErrExhausted, "volume_full", "%s, and the volume has room for %s of an image: remove sandboxes, images or volumes, or make it larger", what, most)
+	}
+	return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "%s, over the %s of volume.import_max: make it smaller, or raise that", what, most)
+}
 
 func (s *Store) importLimits() importLimits {
-	return importLimits{bytes: s.cfg.ImportMaxBytes, files: s.cfg.ImportMaxFiles}
+	lim := importLimits{bytes: s.cfg.ImportMaxBytes, files: s.cfg.ImportMaxFiles}
+	if now, err := s.Space(); err == nil { // the last of it is not for images
+		if room := int64(now.Free - min(now.Free, now.Low())); room < lim.bytes {
+			lim.bytes, lim.room = room, true
+		}
+	}
+	return lim
 }
 
 const (
@@ -118,7 +137,7 @@ func openArchive(ctx context.Context, r io.Reader, lim importLimits) (*countRead
 	if err != nil {
 		return nil, nil, err
 	}
-	return &countReader{ctx: ctx, r: plain, max: lim.bytes + headerAllowance*lim.files, in: raw}, closeStream, nil
+	return &countReader{ctx: ctx, r: plain, max: lim.bytes + headerAllowance*lim.files, lim: lim, in: raw}, closeStream, nil
 }
 
 // unpackTar unpacks an archive of unknown compression into the empty
@@ -252,6 +271,7 @@ type countReader struct {
 	r   io.Reader
 	n   int64
 	max int64
+	lim importLimits // that max is of
 	in  *countReader // what r decompresses, if it does
 	sum hash.Hash    // of what was read, if anybody asks
 }
@@ -266,7 +286,7 @@ func (c *countReader) Read(p []byte) (int, error) {
 		c.sum.Write(p[:n])
 	}
 	if c.n > c.max {
-		return n, sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive is larger than %s unpacked", units.BytesSize(float64(c.max)))
+		return n, c.lim.tooLarge(fmt.Sprintf("the archive is larger than %s unpacked", units.BytesSize(float64(c.max))))
 	}
 	if c.in != nil && c.n > ratioFrom && c.n/ratioMax > c.in.n {
 		return n, sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "the archive unpacks to over %d times its size: no file system does", ratioMax)

@@ -2,10 +2,13 @@ package rootfs
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +27,43 @@ type Mark struct {
 	LastEvent int64  `json:"last_event"`
 	Boot      string `json:"boot"`
 	Clean     bool   `json:"clean,omitempty"`
+	// Place is where the volume was when the mark was written.
+	Place Place `json:"place,omitzero"`
+}
+
+// Place is a machine, by its system and its hardware, and an object of a file
+// system on it. These are hashes: they can be compared, and no more. An empty one
+// is not known.
+type Place struct {
+	System   string `json:"system,omitempty"`
+	Hardware string `json:"hardware,omitempty"`
+	Object   string `json:"object,omitempty"`
+}
+
+// Place is where the volume is now: on which machine, and which directory or
+// image it is. That stays the same when the machine or the file system is
+// started again, grows or is mounted elsewhere, and when the directory is
+// renamed; a copy is another one.
+func (s *Store) Place() Place {
+	var p Place
+	at := filepath.Join(s.dir, "volume.img")
+	if !s.vol.mounted {
+		at = s.vol.dir
+	}
+	if h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, at, 0); err == nil {
+		p.Object = placeHash(h.Bytes())
+	}
+	for file, to := range map[string]*string{"/etc/machine-id": &p.System, "/sys/class/dmi/id/product_uuid": &p.Hardware} {
+		if b, err := os.ReadFile(file); err == nil && len(bytes.TrimSpace(b)) > 0 {
+			*to = placeHash(b)
+		}
+	}
+	return p
+}
+
+func placeHash(b []byte) string {
+	h := sha256.Sum256(append([]byte("sandboxd place\n"), b...))
+	return hex.EncodeToString(h[:8])
 }
 
 // MarkFile is where a volume has its mark.

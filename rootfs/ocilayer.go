@@ -45,6 +45,7 @@ func (s *Store) ImportLayer(ctx context.Context, diffID string, r io.Reader) (La
 	if isUpperLayer(diffID) {
 		return LayerInfo{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_digest", "%.80q is no digest of a layer's archive: want sha256: and 64 hexadecimal digits", diffID)
 	}
+	sandbox.HoldLayers(ctx, diffID)
 	if info, err := s.layer(hex); err == nil {
 		return info, nil
 	}

@@ -323,18 +323,47 @@ func TestLayersAtOnce(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, "nothing left over", func() bool { return trashEmpty(t, s) })
 }
 
+// TestLayersAreHeldFirst: who brings a layer in holds it before it is there, also
+// one whose name its content tells, and one that was there already.
+func TestLayersAreHeldFirst(t *testing.T) {
+	s := openTest(t)
+	b := tarBytes(t, tarEntry{name: "f", data: "x"})
+	var held []string
+	there := false
+	ctx := sandbox.WithHold(t.Context(), func(layers []string) {
+		for _, l := range layers {
+			if held = append(held, l); s.HasLayer(l) != there {
+				t.Errorf("when layer %s was held, it was there: %v", l, !there)
+			}
+		}
+	})
+	for range 2 {
+		held = nil
+		img, err := s.ImportTar(ctx, "x", bytes.NewReader(b))
+		if err != nil || !slices.Equal(held, img.Layers) {
+			t.Errorf("held %v of %v, %v", held, img.Layers, err)
+		}
+		held = nil
+		if info, err := s.ImportLayer(ctx, diffIDOf(b), bytes.NewReader(b)); err != nil || !slices.Contains(held, info.Digest) {
+			t.Errorf("held %v of %s, %v", held, info.Digest, err)
+		}
+		there = true
+	}
+}
+
 // TestExportRefusals: what an image cannot say is refused by name, next to
 // what it can.
 func TestExportRefusals(t *testing.T) {
 	s := openTest(t)
 	base := layerTest(t, s, tarEntry{name: "f", data: "x"})
+	out := io.Writer(io.Discard)
 	export := func(build func(upper string) error) error {
 		t.Helper()
 		id := create(t, s)
 		if err := build(s.vol.path(sandboxesDir, string(id), "upper")); err != nil {
 			t.Fatal(err)
 		}
-		_, err := s.ExportUpper(t.Context(), id, []string{base}, io.Discard)
+		_, err := s.ExportUpper(t.Context(), id, []string{base}, out)
 		return err
 	}
 	file := func(names ...string) func(string) error {
@@ -356,6 +385,15 @@ func TestExportRefusals(t *testing.T) {
 	if err := export(file("a/.wh.x")); sandbox.CodeOf(err) != "layer_bad_name" || !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a name that means a deletion: %v", err)
 	}
+	// With a nil writer nothing is written, and the same is refused.
+	out = nil
+	if err := export(file("a/.wh.x")); sandbox.CodeOf(err) != "layer_bad_name" {
+		t.Errorf("looked at alone: %v", err)
+	}
+	if err := export(file("a/x")); err != nil {
+		t.Errorf("the control, looked at alone: %v", err)
+	}
+	out = io.Discard
 	if err := export(file(strings.Repeat("d/", 300) + "x")); sandbox.CodeOf(err) != "export_too_large" || !errors.Is(err, sandbox.ErrTooLarge) {
 		t.Errorf("too deep: %v", err)
 	}

@@ -27,6 +27,13 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// The clock that changes are stamped with, before the walk: what changes
+	// after a look at it has this time or a later one. It may stand still longer than
+	// its tick where the machine is a guest.
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
+		return "", fmt.Errorf("rootfs: the clock of file times: %w", err)
+	}
 	var inodes, sum uint64
 	var last int64
 	err = s.walkTree(context.Background(), dir+"/upper", func(st *unix.Stat_t) {
@@ -41,7 +48,7 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 		return "", fmt.Errorf("rootfs: stamp of %s: %w", id, err)
 	}
 	stamp := fmt.Sprintf("%d.%x.%016x", inodes, last, sum)
-	if time.Now().UnixNano()-last < coarseClock.Nanoseconds() {
+	if now.Nano()-last < coarseClock.Nanoseconds() {
 		stamp += FreshStamp + rand.Text()
 	}
 	return stamp, nil

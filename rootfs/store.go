@@ -35,7 +35,7 @@ type Config struct {
 const (
 	defaultImportBytes = 32 << 30
 	defaultImportFiles = 2_000_000
-	parallelImports    = 2 // each holds a digest per file in memory
+	parallelImports    = 4 // each holds a digest per file in memory
 )
 
 // Store is the volume with its layers, uppers and trash. Its methods may be

@@ -3,7 +3,6 @@ package rootfs
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -119,12 +118,12 @@ func (t *trash) calm() {
 
 var errStopped = errors.New("stopped")
 
-func (t *trash) stopped() bool {
+func (t *trash) stopped() error {
 	select {
 	case <-t.quit:
-		return true
+		return errStopped
 	default:
-		return false
+		return nil
 	}
 }
 
@@ -163,7 +162,7 @@ func (t *trash) remove(name string) error {
 			}
 		}
 	}
-	if err := removeTree(parent, name, t.stopped); err != nil {
+	if err := linux.RemoveTree(int(parent.Fd()), name, t.stopped); err != nil {
 		return err
 	}
 	if project == 0 {
@@ -174,115 +173,6 @@ func (t *trash) remove(name string) error {
 	}
 	t.ids.free(project)
 	return nil
-}
-
-// Bounds of removeTree: directories held open at once, names read at once.
-const (
-	removeDepth = 32
-	removeBatch = 1024
-)
-
-// removeTree deletes name in parent, whatever it is. It follows no symbolic
-// link. Trees a sandbox made may be deeper than any path or than there are
-// descriptors: a directory below removeDepth is first moved up to the top.
-func removeTree(parent *os.File, name string, stopped func() bool) error {
-	err := unix.Unlinkat(int(parent.Fd()), name, 0)
-	if err == nil || errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
-		return &os.PathError{Op: "unlinkat", Path: name, Err: err}
-	}
-	top, err := openDirAt(parent, name)
-	if err != nil {
-		return err
-	}
-	defer top.Close()
-	r := remover{top: top, stopped: stopped}
-	// What was moved up lies in top, so a pass may find new names there.
-	for r.moved = true; r.moved; {
-		r.moved = false
-		if err := r.empty(top, 1); err != nil {
-			return err
-		}
-	}
-	if err := unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &os.PathError{Op: "rmdir", Path: name, Err: err}
-	}
-	return nil
-}
-
-type remover struct {
-	top     *os.File
-	stopped func() bool
-	seq     int
-	moved   bool
-}
-
-func (r *remover) empty(dir *os.File, depth int) error {
-	for {
-		// Deleting while reading may skip names: read again from the
-		// start until there are none.
-		if _, err := dir.Seek(0, io.SeekStart); err != nil {
-			return err
-		}
-		names, err := dir.Readdirnames(removeBatch)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, n := range names {
-			if r.stopped() {
-				return errStopped
-			}
-			if err := r.remove(dir, n, depth); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-func (r *remover) remove(dir *os.File, name string, depth int) error {
-	err := unix.Unlinkat(int(dir.Fd()), name, 0)
-	if err == nil || errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
-		return &os.PathError{Op: "unlinkat", Path: name, Err: err}
-	}
-	if depth >= removeDepth {
-		return r.moveUp(dir, name)
-	}
-	sub, err := openDirAt(dir, name)
-	if err != nil {
-		return err
-	}
-	err = r.empty(sub, depth+1)
-	_ = sub.Close() // read only
-	if err != nil {
-		return err
-	}
-	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &os.PathError{Op: "rmdir", Path: name, Err: err}
-	}
-	return nil
-}
-
-func (r *remover) moveUp(dir *os.File, name string) error {
-	for {
-		r.seq++
-		err := unix.Renameat2(int(dir.Fd()), name, int(r.top.Fd()), fmt.Sprintf(".up%d", r.seq), unix.RENAME_NOREPLACE)
-		if errors.Is(err, unix.EEXIST) {
-			continue
-		}
-		if err != nil {
-			return &os.PathError{Op: "rename", Path: name, Err: err}
-		}
-		r.moved = true
-		return nil
-	}
 }
 
 func openDirAt(parent *os.File, name string) (*os.File, error) {

@@ -5,18 +5,17 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func (u *unpacker) file(dir int, base string, hdr *tar.Header, content io.Reader) error {
 	if hdr.Size < 0 || hdr.Size > u.lim.bytes-u.bytes {
-		return sandbox.Errorf(sandbox.ErrTooLarge, "image_too_large", "archive entry %.200q: with its %d bytes the archive holds over %d", hdr.Name, hdr.Size, u.lim.bytes)
+		return u.lim.tooLarge(fmt.Sprintf("archive entry %.200q: with its %d bytes the archive is too large", hdr.Name, hdr.Size))
 	}
 	u.bytes += hdr.Size
 	const flags = unix.O_CREAT | unix.O_EXCL | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC

@@ -41,12 +41,31 @@ func (s *Store) sandboxDir(id sandbox.ID) (string, error) {
 // those would count against the new one. The kernel stores the id with the
 // directory, so it needs no record elsewhere.
 func (s *Store) CreateUpper(id sandbox.ID, _ int, l sandbox.Limits) error {
+	return s.CreateUpperOn(id, l, FirstBase)
+}
+
+// FirstBase is the base of an upper that CreateUpper made.
+const FirstBase = "first"
+
+// baseMark is the attribute of a sandbox's directory that says what its upper
+// lies on, in the caller's words.
+const baseMark = "trusted.sandboxd.base"
+
+// CreateUpperOn is CreateUpper for an upper that lies on something else than the
+// first. The file system keeps the order of what is written here: after a power
+// cut there is an upper with its base, or none. One so long that the file system
+// does not take it is not written.
+func (s *Store) CreateUpperOn(id sandbox.ID, l sandbox.Limits, base string) error {
 	dir, err := s.sandboxDir(id)
 	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+	err = os.Mkdir(dir, 0o700)
+	if err != nil && !errors.Is(err, os.ErrExist) {
 		return spaceError("make the directory of "+string(id), err)
+	}
+	if err == nil {
+		_ = unix.Lsetxattr(dir, baseMark, []byte(base), 0)
 	}
 	if err := s.setLimits(id, dir, l, true); err != nil {
 		return err
@@ -102,7 +121,8 @@ func (s *Store) Room() error {
 		}
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "upper/etc/hosts"), make([]byte, 1024), 0o600)
+		// For what Furnish writes, and what others write meanwhile.
+		err = os.WriteFile(filepath.Join(dir, "upper/etc/hosts"), make([]byte, 64<<10), 0o600)
 	}
 	if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
 		return spaceError("look for room", err)
@@ -210,6 +230,34 @@ func (s *Store) Uppers() ([]sandbox.ID, error) {
 		}
 	}
 	return ids, nil
+}
+
+// CheckUpper returns an error of class ErrNotFound with code files_gone where a
+// sandbox has no upper.
+func (s *Store) CheckUpper(id sandbox.ID) error {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return err
+	}
+	upper := filepath.Join(dir, "upper")
+	if _, err = os.Lstat(upper); errors.Is(err, os.ErrNotExist) {
+		return sandbox.Errorf(sandbox.ErrNotFound, "files_gone", "the files of sandbox %[1]s are gone, %[2]s is missing: put that directory back from a copy, or give the sandbox other files ('sandbox reset %[1]s', 'sandbox rollback %[1]s SNAPSHOT'), or remove it: %[3]w", id, upper, unix.ENOENT)
+	}
+	return err
+}
+
+// UpperBase is what CreateUpper or CreateUpperOn noted; empty: not known.
+func (s *Store) UpperBase(id sandbox.ID) string {
+	dir, err := s.sandboxDir(id)
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, 64<<10)
+	n, err := unix.Lgetxattr(dir, baseMark, buf)
+	if err != nil || s.CheckUpper(id) != nil {
+		return ""
+	}
+	return string(buf[:n])
 }
 
 // Clean writes the upper of a sandbox to disk and removes the mark that a

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
@@ -47,6 +48,11 @@ type box struct {
 	// one: what main processes up to it do does not matter any more.
 	before int64        // guarded by mu
 	main   *mainProcess // guarded by mu; of this shell, nil while none is known
+	// adopted is when this daemon took it over from an earlier one.
+	adopted time.Time // guarded by mu
+
+	unseen atomic.Int64 // bytes that may be written before its memory is looked at
+	lent   atomic.Bool  // somebody follows what PID 1 holds for it in memory
 
 	reach reach // connections from outside
 	looks looks // at its counters

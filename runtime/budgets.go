@@ -307,7 +307,7 @@ func sandboxOf(b cost.Budget) sandbox.ID {
 
 func budgetData(b cost.StoredBudget) map[string]string {
 	return map[string]string{
-		"budget": b.Key, "scope": string(b.Scope), "id": b.ID, "meter": string(b.Meter), "limit": b.Meter.Format(b.Limit), "period": string(b.Period),
+		"budget": b.Key, "scope": string(b.Scope), "id": b.ID, "meter": string(b.Meter), "limit": b.Meter.FormatLimit(b.Limit), "period": string(b.Period),
 	}
 }
 

@@ -62,7 +62,7 @@ func TestBudgetStops(t *testing.T) {
 	h := openWith(t, k, dir, perSecond())
 	sb, other := owned(t, h, "uid:1", ""), owned(t, h, "uid:2", "")
 	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "100"})
-	if b.Holds != cost.ActionNone || b.LimitText != "100" || b.Percent > 2 {
+	if b.Holds != cost.ActionNone || b.Limit != "100" || b.Percent > 2 {
 		t.Fatalf("%+v", b)
 	}
 	k.burn(sb.ID, 85_000_000)
@@ -189,8 +189,8 @@ func TestCrashInBudgetStop(t *testing.T) {
 					t.Errorf("events %v, want %v", got, want)
 				}
 				now, err := h.Budget(t.Context(), b.Key)
-				if s := spent(t, h, cost.StatementQuery{Owner: "uid:1"}); err != nil || s.Total.Cost.Spent() != now.Spent {
-					t.Errorf("spent %s, the statement says %s, %v", now.SpentText, s.Total.Cost, err)
+				if s := spent(t, h, cost.StatementQuery{Owner: "uid:1"}); err != nil || now.Meter.Format(s.Total.Cost.Spent()) != now.Spent {
+					t.Errorf("spent %s, the statement says %s, %v", now.Spent, s.Total.Cost, err)
 				}
 				if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {
 					t.Errorf("start: %v", err)
@@ -272,7 +272,7 @@ func TestBudgetsCount(t *testing.T) {
 				}
 				want = spent(t, h, q).Total.Cost.Spent()
 			}
-			if b.Spent != want || want.IsZero() {
+			if b.Spent != b.Meter.Format(want) || want.IsZero() {
 				t.Errorf("%s %s has spent %s, the statement says %s", b.Scope, b.ID, b.Spent, want)
 			}
 		}
@@ -342,8 +342,8 @@ func TestBudgetOfAgent(t *testing.T) {
 	}
 	spentOf := func(want uint64) {
 		t.Helper()
-		if s, err := h.Budget(t.Context(), b.Key); err != nil || s.Spent != cost.Count(want) {
-			t.Errorf("%s spent, %v; want %d", s.SpentText, err, want)
+		if s, err := h.Budget(t.Context(), b.Key); err != nil || s.Spent != s.Meter.Format(cost.Count(want)) {
+			t.Errorf("%s spent, %v; want %d", s.Spent, err, want)
 		}
 	}
 	spentOf(600)
@@ -411,7 +411,7 @@ func TestBuildsArePaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10"})
-	if want := spent(t, h, cost.StatementQuery{Owner: "uid:1"}).Total.Cost; b.Holds != cost.ActionStop || b.Spent != want.Spent() || want.Cmp(cost.SumOf(11*cost.Unit)) < 0 {
+	if want := spent(t, h, cost.StatementQuery{Owner: "uid:1"}).Total.Cost; b.Holds != cost.ActionStop || b.Spent != b.Meter.Format(want.Spent()) || want.Cmp(cost.SumOf(11*cost.Unit)) < 0 {
 		t.Errorf("%+v, the statement says %s", b, want)
 	}
 	if _, err := h.Create(t.Context(), sandbox.CreateRequest{Actor: buildActor + "uid:1"}); !isSpent(err) {

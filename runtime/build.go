@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -34,6 +33,10 @@ func (m *Manager) FreezeStep(ctx context.Context, ref string, base sandbox.Image
 	if err := m.killStep(ctx, ref); err != nil {
 		return base, err
 	}
+	return m.held(ctx, func() (sandbox.Image, error) { return m.freezeStep(ctx, ref, base) })
+}
+
+func (m *Manager) freezeStep(ctx context.Context, ref string, base sandbox.Image) (sandbox.Image, error) {
 	// A snapshot of this kind goes with its sandbox, and with a crash.
 	s, err := m.Snapshot(ctx, ref, sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Sync: true, Comment: "step of a build"})
 	if err != nil {
@@ -64,12 +67,6 @@ func (m *Manager) killStep(ctx context.Context, ref string) error {
 		return m.halt(ctx, b, sb, state.Change{Actor: "daemon"})
 	})
 	return err
-}
-
-// HoldLayers keeps every layer until release, which may be called again.
-func (m *Manager) HoldLayers() (release func()) {
-	m.imports.RLock()
-	return sync.OnceFunc(m.imports.RUnlock)
 }
 
 // Scratch returns the image with nothing in it but the mount points.
@@ -105,7 +102,7 @@ func (m *Manager) PutBuilt(ctx context.Context, img sandbox.Image) error {
 
 // BuildStep returns what a step of a build came to. ErrNotFound.
 func (m *Manager) BuildStep(ctx context.Context, key string) (sandbox.Image, error) {
-	return m.state.BuildStep(ctx, key)
+	return m.held(ctx, func() (sandbox.Image, error) { return m.state.BuildStep(ctx, key) })
 }
 
 // PutBuildStep remembers what a step of a build came to. What it names must

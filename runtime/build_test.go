@@ -53,11 +53,11 @@ func TestBuildStepKeepsItsLayers(t *testing.T) {
 	h := open(t, newKernel(t), t.TempDir())
 	base := ground
 	var err error
-	release := h.HoldLayers()
+	ctx, release := h.HoldLayers(t.Context())
 	var made []sandbox.Image
 	for i := range 2 {
 		sb := step(t, h, base)
-		if base, err = h.FreezeStep(t.Context(), string(sb.ID), base); err != nil {
+		if base, err = h.FreezeStep(ctx, string(sb.ID), base); err != nil {
 			t.Fatal(err)
 		}
 		if len(base.Layers) != i+2 || base.Name != "" {
@@ -92,8 +92,11 @@ func TestBuildStepKeepsItsLayers(t *testing.T) {
 	if err := h.PutBuilt(t.Context(), img); sandbox.CodeOf(err) != "image_reserved" {
 		t.Errorf("an image called host: %v", err)
 	}
-	// Nothing is collected while it is held, and all of it afterwards.
-	release = h.HoldLayers()
+	// What a build has read is not collected while it is held, and all of it afterwards.
+	ctx, release = h.HoldLayers(t.Context())
+	if _, err := h.BuildStep(ctx, "1"); err != nil {
+		t.Fatal(err)
+	}
 	gone, err := h.PruneBuildCache(t.Context(), sandbox.BuildCachePrune{})
 	if err != nil || gone.Steps != 2 {
 		t.Errorf("%d steps forgotten, %v", gone.Steps, err)

@@ -44,14 +44,16 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser
 		m.imports.RUnlock()
 		return nil, err
 	}
+	done := m.keep(&sandbox.ImageSource{Image: s.Image, Layers: s.Layers})
+	m.imports.RUnlock()
 	r, w := io.Pipe()
 	m.spawn(func() {
-		defer m.imports.RUnlock()
+		defer done()
 		work, cancel := context.WithCancel(ctx)
 		defer cancel()
 		_ = w.CloseWithError(m.exportSnapshot(work, s, w)) // never fails
 	})
-	return r, nil
+	return begun(r)
 }
 
 func (m *Manager) exportSnapshot(ctx context.Context, s sandbox.Snapshot, w io.Writer) error {
@@ -61,6 +63,14 @@ func (m *Manager) exportSnapshot(ctx context.Context, s sandbox.Snapshot, w io.W
 	if s.Image.Kind == sandbox.ImageHost {
 		for _, l := range s.Image.Layers {
 			home[l] = true
+		}
+	}
+	for i, l := range s.Layers {
+		if home[l] {
+			continue
+		}
+		if _, err := m.roots.ExportLayer(ctx, s.Layers, i, nil); err != nil {
+			return err
 		}
 	}
 	for i, l := range s.Layers {
@@ -115,17 +125,14 @@ func (m *Manager) ImportSnapshot(ctx context.Context, name, actor string, r io.R
 	if err := (sandbox.SnapshotRequest{Name: name}).Validate(); err != nil {
 		return s, err
 	}
-	m.imports.RLock()
-	defer m.imports.RUnlock()
-	defer func() {
-		if err != nil {
-			m.collectSoon() // layers that came to nothing
-		}
-	}()
+	ctx, release := m.HoldLayers(ctx)
+	defer release()
 	c, err := m.importCarried(ctx, r)
 	if err != nil {
 		return s, err
 	}
+	m.imports.RLock() // of the host's image the layers are not held
+	defer m.imports.RUnlock()
 	host, err := m.state.Image(ctx, HostImage)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return s, err

@@ -258,7 +258,7 @@ func (m *Manager) addUsage(ctx context.Context, s *statement, q cost.StatementQu
 		}
 		l := s.line(t.Key)
 		l.Sandboxes++
-		l.Meters = l.Meters.Add(meters(end)).Less(meters(q.From))
+		l.Meters = l.Meters.Add(meters(end).Less(meters(q.From)))
 		if err := l.bill.Add(charges...); err != nil {
 			return err
 		}

@@ -97,7 +97,7 @@ func (m *Manager) layFiles(b *box, sb sandbox.Sandbox, image sandbox.Image) (has
 	if sb.StartedAt != nil { // somebody has been in these files
 		err = m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits)
 	} else {
-		has.identity, err = m.freshFiles(b.id, sb, image)
+		has.identity, err = m.freshFiles(b.id, sb, image, rootfs.FirstBase)
 	}
 	has.upper = &sb.Spec.Limits
 	return has, err
@@ -105,8 +105,8 @@ func (m *Manager) layFiles(b *box, sb sandbox.Sandbox, image sandbox.Image) (has
 
 // freshFiles makes a writable layer. It returns what its files tell of the
 // sandbox; nothing where PID 1 must write them.
-func (m *Manager) freshFiles(id sandbox.ID, sb sandbox.Sandbox, image sandbox.Image) (told rootfs.Identity, err error) {
-	if err := m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits); err != nil {
+func (m *Manager) freshFiles(id sandbox.ID, sb sandbox.Sandbox, image sandbox.Image, base string) (told rootfs.Identity, err error) {
+	if err := m.roots.CreateUpperOn(id, sb.Spec.Limits, base); err != nil {
 		return told, err
 	}
 	want, err := m.identity(sb)
@@ -230,8 +230,12 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 		return nil, err
 	}
 	var last int64
-	if sb.StartedAt != nil { // numbers go on after those of earlier shells
+	var keys []byte
+	if sb.StartedAt != nil { // numbers go on after those of earlier shells, and keys start nothing again
 		if last, err = m.state.LastProcess(ctx, b.id); err != nil {
+			return nil, err
+		}
+		if keys, err = m.state.CommandKeys(ctx, b.id); err != nil {
 			return nil, err
 		}
 	}
@@ -239,7 +243,7 @@ func (m *Manager) outfit(ctx context.Context, b *box, sb sandbox.Sandbox, image 
 		Hostname: sb.Spec.Hostname, Env: environment(image.Config.Env, sb.Spec.Env),
 		WorkDir: first(sb.Spec.WorkDir, image.Config.WorkDir), User: first(sb.Spec.User, image.Config.User),
 		Capabilities: sb.Spec.Capabilities, OpenFiles: sb.Spec.Limits.OpenFiles,
-		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: furnished, LastProcess: last, Entries: sb.Spec.CostEntries,
+		Hosts: identity.Hosts, ResolvConf: identity.ResolvConf, Furnished: furnished, LastProcess: last, Keys: keys, Entries: sb.Spec.CostEntries,
 	}}
 	o.root, err = m.roots.Mount(ctx, rootfs.MountSpec{
 		ID: b.id, Slot: sb.Slot, Image: image, UserNS: b.present().UserNS, UIDBase: m.uidBase(sb.Slot),

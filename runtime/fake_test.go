@@ -60,6 +60,7 @@ type kernel struct {
 
 	dying chan struct{} // nobody dies before it is closed; nil: at once
 
+	bases  map[sandbox.ID]string
 	stamps []string // of uppers, in the order of the questions; then any
 
 	answers map[int64]string // to programs inside
@@ -77,12 +78,14 @@ var errInjected = errors.New("injected")
 
 func newKernel(t *testing.T) *kernel {
 	k := &kernel{
-		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
+		t: t, cgroups: map[sandbox.ID]bool{}, uppers: map[sandbox.ID]bool{}, bases: map[sandbox.ID]string{}, links: map[sandbox.ID]bool{}, policies: map[sandbox.ID]sandbox.NetworkPolicy{}, sockets: map[sandbox.ID]bool{},
 		pids: map[sandbox.ID]int{}, frozen: map[sandbox.ID]bool{}, notes: map[sandbox.ID][]byte{}, oom: map[sandbox.ID]uint64{}, cpu: map[sandbox.ID]uint64{}, fail: map[string]bool{}, events: map[string]chan guest.Event{}, layers: map[string]bool{},
 		procs: map[sandbox.ID][]sandbox.Process{}, configured: map[sandbox.ID]guest.Config{},
 		before: map[sandbox.ID]int64{}, faults: map[sandbox.ID]*sandbox.NetworkFault{}, volumes: map[string]rootfs.VolumeLimits{},
 	}
 	t.Cleanup(func() {
+		k.mu.Lock() // a shell may have started late
+		defer k.mu.Unlock()
 		for _, pid := range k.pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			_, _ = unix.Wait4(pid, nil, 0, nil)
@@ -205,7 +208,8 @@ func (f fakeCgroups) SetLimits(sandbox.ID, sandbox.Limits) error {
 	return f.step("cgroup.limits", nil)
 }
 func (f fakeCgroups) Enforcement(sandbox.Limits) []sandbox.Enforcement { return nil }
-func (f fakeCgroups) MemoryOver(sandbox.ID) bool                       { return false }
+func (f fakeCgroups) MemoryLent(sandbox.ID) uint64                     { return 0 }
+func (f fakeCgroups) ShareMemory(sandbox.ID, int64) (uint64, bool)     { return 0, false }
 func (f fakeCgroups) Usage(id sandbox.ID) (sandbox.Usage, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -362,8 +366,9 @@ func (f fakeRoots) HostImage(context.Context) (sandbox.Image, error) {
 	return sandbox.Image{Name: "host", Digest: "host:1", Kind: sandbox.ImageHost}, f.step("rootfs.hostimage", nil)
 }
 
-func (f fakeRoots) ImportTar(_ context.Context, name string, r io.Reader) (sandbox.Image, error) {
+func (f fakeRoots) ImportTar(ctx context.Context, name string, r io.Reader) (sandbox.Image, error) {
 	b, err := io.ReadAll(r)
+	sandbox.HoldLayers(ctx, string(b))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.layers[string(b)] = true
@@ -381,10 +386,31 @@ func (f fakeRoots) RemoveLayer(digest string) error {
 }
 
 func (f fakeRoots) CreateUpper(id sandbox.ID, _ int, _ sandbox.Limits) error {
-	return f.step("rootfs.upper", func() { f.uppers[id] = true })
+	return f.CreateUpperOn(id, sandbox.Limits{}, rootfs.FirstBase)
+}
+
+func (f fakeRoots) CreateUpperOn(id sandbox.ID, _ sandbox.Limits, base string) error {
+	return f.step("rootfs.upper", func() {
+		if !f.uppers[id] {
+			f.bases[id] = base
+		}
+		f.uppers[id] = true
+	})
+}
+
+func (f fakeRoots) UpperBase(id sandbox.ID) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.bases[id]
 }
 
 func (f fakeRoots) Room() error { return nil }
+
+func (f fakeRoots) Space() (rootfs.Space, error) {
+	return rootfs.Space{Free: 1 << 40, Total: 1 << 40}, nil
+}
+
+func (f fakeRoots) SetLimits(sandbox.ID, int, sandbox.Limits) error { return nil }
 
 func (f fakeRoots) Mount(context.Context, rootfs.MountSpec) (*rootfs.Root, error) {
 	if err := f.step("rootfs.mount", nil); err != nil {
@@ -419,6 +445,15 @@ func (f fakeRoots) NewLayer() string                   { return "upper:" + strin
 func (f fakeRoots) Sync() error                        { return f.step("rootfs.sync", nil) }
 func (f fakeRoots) Unchanged(sandbox.ID) (bool, error) { return f.plain, nil }
 
+func (f fakeRoots) CheckUpper(id sandbox.ID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.uppers[id] {
+		return nil
+	}
+	return sandbox.Errorf(sandbox.ErrNotFound, "files_gone", "no files of sandbox %s", id)
+}
+
 func (f fakeRoots) UpperStamp(sandbox.ID) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -437,11 +472,15 @@ func (f fakeRoots) ExportPath(context.Context, []string, string, io.Writer) (boo
 func (f fakeRoots) Spool() (*os.File, error) { return os.CreateTemp(f.t.TempDir(), "spool") }
 
 func (f fakeRoots) ExportLayer(_ context.Context, stack []string, i int, w io.Writer) (string, error) {
+	if w == nil {
+		return "", nil
+	}
 	_, err := io.WriteString(w, stack[i])
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(stack[i]))), err
 }
 
-func (f fakeRoots) ImportLayer(_ context.Context, diffID string, r io.Reader) (rootfs.LayerInfo, error) {
+func (f fakeRoots) ImportLayer(ctx context.Context, diffID string, r io.Reader) (rootfs.LayerInfo, error) {
+	sandbox.HoldLayers(ctx, diffID)
 	b, err := io.ReadAll(r)
 	if err == nil && diffID != fmt.Sprintf("sha256:%x", sha256.Sum256(b)) {
 		err = sandbox.Errorf(sandbox.ErrInvalid, "image_digest_mismatch", "another layer")
@@ -456,13 +495,13 @@ func (f fakeRoots) ImportLayer(_ context.Context, diffID string, r io.Reader) (r
 }
 
 func (f fakeRoots) FreezeUpper(id sandbox.ID, layer string) error {
-	return f.step("rootfs.freeze", func() { delete(f.uppers, id); f.layers[layer] = true })
+	return f.step("rootfs.freeze", func() { delete(f.uppers, id); f.layers[layer] = true; f.bases[sandbox.ID(layer)] = f.bases[id] })
 }
 
 func (f fakeRoots) ThawUpper(id sandbox.ID, layer string) error {
 	return f.step("rootfs.thaw", func() {
 		if f.layers[layer] {
-			f.uppers[id] = true
+			f.uppers[id], f.bases[id] = true, f.bases[sandbox.ID(layer)]
 			delete(f.layers, layer)
 		}
 	})
@@ -562,6 +601,8 @@ func (p fakePID1) Prepare(context.Context, guest.PrepareConfig) error {
 
 func (p fakePID1) CloseIdle() {}
 
+func (p fakePID1) Reset(context.Context, string, io.Reader) error { return nil }
+
 func (p fakePID1) Configure(_ context.Context, c guest.Config) error {
 	if err := p.k.step("guest.place", nil); err != nil {
 		return sandbox.Errorf(sandbox.ErrConflict, "mount_point", "something is in the way: %w", err)
@@ -606,6 +647,13 @@ func (p fakePID1) Answer(_ context.Context, id int64, line string) error {
 	}
 	p.k.answers[id] = line
 	return nil
+}
+
+func (p fakePID1) CloseKeys(ctx context.Context) ([]byte, error) {
+	if err := p.k.answer(ctx, "guest.keys"); err != nil {
+		return nil, err
+	}
+	return []byte("keys of " + p.name), nil
 }
 func (p fakePID1) Signal(context.Context, sandbox.ProcessID, string) error { return nil }
 func (p fakePID1) Process(ctx context.Context, id sandbox.ProcessID) (sandbox.Process, error) {

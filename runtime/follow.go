@@ -133,8 +133,12 @@ func exitData(p sandbox.Process) map[string]string {
 // taken what it wrote.
 func (f *follower) endWithMain(ctx context.Context, p sandbox.Process) {
 	f.b.mu.Lock()
-	drained := make(chan struct{})
-	if main := f.b.mainOf(p.ID); main.readers > 0 {
+	drained, patience := make(chan struct{}), drainTimeout
+	main, back := f.b.mainOf(p.ID), time.Until(f.b.adopted.Add(returnTimeout))
+	if main.readers == 0 {
+		patience = back
+	}
+	if main.readers > 0 || back > 0 {
 		main.drained = drained
 	} else {
 		close(drained)
@@ -142,7 +146,7 @@ func (f *follower) endWithMain(ctx context.Context, p sandbox.Process) {
 	f.b.mu.Unlock()
 	select {
 	case <-drained:
-	case <-time.After(drainTimeout):
+	case <-time.After(patience):
 	case <-ctx.Done():
 		return
 	}

@@ -162,6 +162,9 @@ func (m *Manager) History(ctx context.Context, ref string) (sandbox.History, err
 // with are the last. Processes are killed, as by Rollback. ErrConflict with
 // code nothing_to_undo where there are fewer.
 func (m *Manager) Undo(ctx context.Context, ref string, steps int, actor string) (sandbox.Sandbox, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	if steps == 0 {
 		steps = 1
 	}
@@ -201,9 +204,13 @@ func (m *Manager) Undo(ctx context.Context, ref string, steps int, actor string)
 const maxResetPaths = 1000
 
 // ResetPaths gives some paths of a running sandbox the content they began
-// with, and takes away what was not there then; processes go on. It is done
-// path by path: after an error those before it are reset.
+// with, and takes away what was not there then; processes go on. Where a path
+// leads through a link, is a mount, has one in it or lies in one, none is
+// reset. Otherwise it is done path by path: after an error those before it are.
 func (m *Manager) ResetPaths(ctx context.Context, ref string, paths []string, actor string) (sandbox.Sandbox, error) {
+	if err := m.open(); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	if len(paths) > maxResetPaths {
 		return sandbox.Sandbox{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "%d paths to reset: at most %d", len(paths), maxResetPaths)
 	}
@@ -222,6 +229,11 @@ func (m *Manager) ResetPaths(ctx context.Context, ref string, paths []string, ac
 		if err != nil {
 			return sb, err
 		}
+		for _, p := range paths { // before anything is removed
+			if err := b.guest.Reset(ctx, path.Clean(p), nil); err != nil {
+				return sb, err
+			}
+		}
 		for _, p := range paths {
 			if err := m.resetPath(ctx, b, r.Image.Layers, path.Clean(p)); err != nil {
 				return sb, err
@@ -235,24 +247,13 @@ func (m *Manager) ResetPaths(ctx context.Context, ref string, paths []string, ac
 // resetPath replaces one path by what the layers show there. PID 1 does all
 // of it inside.
 func (m *Manager) resetPath(ctx context.Context, b *box, layers []string, name string) error {
-	const root = "0"
-	if err := b.guest.Remove(ctx, root, name, true); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-		return err
-	}
-	there, err := m.roots.ExportPath(ctx, layers, name, io.Discard)
-	if err != nil || !there {
-		return err
-	}
-	if _, err := b.guest.Mkdir(ctx, root, path.Dir(name), 0o755); err != nil {
-		return err
-	}
 	r, w := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
 		_, err := m.roots.ExportPath(ctx, layers, name, w)
 		sent <- errors.Join(err, w.CloseWithError(err))
 	}()
-	err = b.guest.TarIn(ctx, root, path.Dir(name), r)
+	err := b.guest.Reset(ctx, name, r)
 	_ = r.CloseWithError(io.ErrClosedPipe) // whoever still writes may stop
 	if serr := <-sent; err == nil {
 		err = serr

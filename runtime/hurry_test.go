@@ -1,10 +1,13 @@
 package runtime
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func TestHurry(t *testing.T) {
@@ -35,4 +38,24 @@ func TestHurry(t *testing.T) {
 	// One who waits for very long is forgotten.
 	h.begin()
 	testenv.Eventually(t, 20*time.Second, "quiet", func() bool { return !h.on() })
+}
+
+type closing struct{ sandbox.ProcessIO }
+
+func (closing) Close() error { return nil }
+
+// TestAttachedClosesOnce: who reads from a process and who is told that nobody
+// waits any more close its connection in the same moment. Two that left would
+// count as two, and one of them found nothing to call.
+func TestAttachedClosesOnce(t *testing.T) {
+	left := 0
+	a := &attached{ProcessIO: closing{}, heard: func() {}}
+	a.leave = func() {
+		if left++; left == 1 {
+			_ = a.Close()
+		}
+	}
+	if err := errors.Join(a.Close(), a.Close()); err != nil || left != 1 {
+		t.Errorf("left %d times, %v", left, err)
+	}
 }

@@ -18,12 +18,12 @@ const maxInside = 10_000 * cost.Unit
 // question is what a program inside may ask: to enter a cost or a revenue of
 // its own sandbox.
 type question struct {
-	Op       string        `json:"op"` // cost or revenue
-	Amount   cost.Nano     `json:"amount"`
-	Meter    cost.Meter    `json:"meter"`
-	Quantity cost.Quantity `json:"quantity"`
-	Key      string        `json:"key"`
-	Note     string        `json:"note"`
+	Op       string     `json:"op"` // cost or revenue
+	Amount   string     `json:"amount"`
+	Meter    cost.Meter `json:"meter"`
+	Quantity string     `json:"quantity"`
+	Key      string     `json:"key"`
+	Note     string     `json:"note"`
 }
 
 // reply is the answer: what the entry came to, or why there is none.
@@ -72,10 +72,21 @@ func (m *Manager) enterInside(ctx context.Context, b *box, key, line string) (co
 		return cost.Posted{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", `one line as {"op":"cost","meter":"model.tokens","quantity":"1200","key":"…"}: %w`, err)
 	}
 	req := cost.EntryRequest{
-		Sandbox: string(b.id), Amount: q.Amount, Meter: q.Meter, Quantity: q.Quantity, Note: q.Note, Key: q.Key, Kind: cost.Kind(q.Op), Actor: actorInside,
+		Sandbox: string(b.id), Meter: q.Meter, Note: q.Note, Key: q.Key, Kind: cost.Kind(q.Op), Actor: actorInside,
 	}
 	if req.Key == "" {
 		req.Key = actorInside + "-" + key
+	}
+	var err error
+	if q.Amount != "" {
+		if req.Amount, err = cost.ParseAmount("amount", q.Amount, 0, maxInside); err != nil {
+			return cost.Posted{}, err
+		}
+	}
+	if q.Quantity != "" {
+		if req.Quantity, err = cost.ParseEntryQuantity("quantity", q.Quantity); err != nil {
+			return cost.Posted{}, err
+		}
 	}
 	sb, err := m.state.Sandbox(ctx, b.id)
 	switch {
@@ -83,8 +94,6 @@ func (m *Manager) enterInside(ctx context.Context, b *box, key, line string) (co
 		return cost.Posted{}, err
 	case !sb.Spec.CostEntries:
 		return cost.Posted{}, sandbox.Errorf(sandbox.ErrForbidden, "entries_forbidden", "this sandbox enters no costs: create it with cost_entries ('sandbox create --cost-entries')")
-	case req.Amount < 0 || req.Amount > maxInside:
-		return cost.Posted{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_entry", "amount %s: from inside up to %s, and no credits", req.Amount, maxInside)
 	}
 	return m.PostEntry(ctx, req)
 }

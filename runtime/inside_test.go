@@ -30,8 +30,10 @@ func TestEntriesFromInside(t *testing.T) {
 		}
 	}
 	for i, c := range []struct{ line, code string }{
-		{`{"op":"cost","amount":"-1"}`, "invalid_entry"},
-		{`{"op":"cost","amount":"10001"}`, "invalid_entry"},
+		{`{"op":"cost","amount":"-1"}`, "invalid_amount"},
+		{`{"op":"cost","amount":"10001"}`, "invalid_amount"},
+		{`{"op":"cost","amount":"NaN"}`, "invalid_amount"},
+		{`{"op":"cost","meter":"model.tokens","quantity":"-5"}`, "invalid_quantity"},
 		{`{"op":"gift","amount":"1"}`, "invalid_entry"},
 		{`{"op":"cost"}`, "invalid_entry"},
 		{`{"op":"cost","amount":1}`, "invalid_request"},

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -34,7 +35,7 @@ func (m *Manager) PullImage(ctx context.Context, req sandbox.PullRequest, report
 	if err := req.Validate(); err != nil {
 		return sandbox.Image{}, err
 	}
-	return m.bringIn(ctx, "image.pulled", req.Name, req.Actor, func(l Library) (sandbox.Image, error) { return l.Pull(ctx, req, report) })
+	return m.bringIn(ctx, "image.pulled", req.Name, req.Actor, func(ctx context.Context, l Library) (sandbox.Image, error) { return l.Pull(ctx, req, report) })
 }
 
 // ImportImage makes an image of an archive: of a root file system, plain or
@@ -50,22 +51,21 @@ func (m *Manager) ImportImage(ctx context.Context, req sandbox.ImportRequest, r 
 		return sandbox.Image{}, err
 	}
 	if m.cfg.Library == nil {
-		return m.bringInBy(ctx, "image.imported", req.Name, req.Actor, func() (sandbox.Image, error) { return m.roots.ImportTar(ctx, req.Name, r) })
+		return m.bringInBy(ctx, "image.imported", req.Name, req.Actor, func(ctx context.Context) (sandbox.Image, error) { return m.roots.ImportTar(ctx, req.Name, r) })
 	}
-	return m.bringIn(ctx, "image.imported", req.Name, req.Actor, func(l Library) (sandbox.Image, error) { return l.Import(ctx, req, r) })
+	return m.bringIn(ctx, "image.imported", req.Name, req.Actor, func(ctx context.Context, l Library) (sandbox.Image, error) { return l.Import(ctx, req, r) })
 }
 
-func (m *Manager) bringIn(ctx context.Context, event, name, actor string, by func(Library) (sandbox.Image, error)) (sandbox.Image, error) {
+func (m *Manager) bringIn(ctx context.Context, event, name, actor string, by func(context.Context, Library) (sandbox.Image, error)) (sandbox.Image, error) {
 	l, err := m.library()
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	return m.bringInBy(ctx, event, name, actor, func() (sandbox.Image, error) { return by(l) })
+	return m.bringInBy(ctx, event, name, actor, func(ctx context.Context) (sandbox.Image, error) { return by(ctx, l) })
 }
 
-// bringInBy keeps layers from being collected between their coming and the
-// row that names them.
-func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by func() (sandbox.Image, error)) (sandbox.Image, error) {
+// bringInBy keeps the layers that by holds until the row names them.
+func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by func(context.Context) (sandbox.Image, error)) (sandbox.Image, error) {
 	if err := m.open(); err != nil {
 		return sandbox.Image{}, err
 	}
@@ -73,9 +73,9 @@ func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by f
 		return sandbox.Image{}, err
 	}
 	img, err := func() (sandbox.Image, error) {
-		m.imports.RLock()
-		defer m.imports.RUnlock()
-		img, err := by()
+		ctx, release := m.HoldLayers(ctx) // afterwards an old image is collected, or one that came to nothing
+		defer release()
+		img, err := by(ctx)
 		if err == nil {
 			err = reserved(img.Name)
 		}
@@ -84,7 +84,6 @@ func (m *Manager) bringInBy(ctx context.Context, event, name, actor string, by f
 		}
 		return img, m.state.PutImage(ctx, img)
 	}()
-	m.collectSoon() // of an old image, or of one that came to nothing
 	if err != nil {
 		return img, err
 	}
@@ -100,7 +99,7 @@ func (m *Manager) TagImage(ctx context.Context, name, to, actor string) (sandbox
 	if err := errors.Join(reserved(name), reserved(to)); err != nil {
 		return sandbox.Image{}, err
 	}
-	return m.bringInBy(ctx, "image.tagged", to, actor, func() (sandbox.Image, error) {
+	return m.bringInBy(ctx, "image.tagged", to, actor, func(ctx context.Context) (sandbox.Image, error) {
 		img, err := m.Image(ctx, name)
 		img.Name = to
 		return img, err
@@ -159,7 +158,20 @@ func (m *Manager) ExportImage(ctx context.Context, req sandbox.ExportRequest) (i
 		defer done()
 		_ = w.CloseWithError(l.Export(ctx, src, req, w)) // the reader hears of it
 	})
-	return r, nil
+	return begun(r)
+}
+
+// begun waits for the first byte of an archive, so that one that cannot be
+// made is refused and does not break off.
+func begun(r io.ReadCloser) (io.ReadCloser, error) {
+	b := bufio.NewReader(r)
+	if _, err := b.Peek(1); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{b, r}, nil
 }
 
 // source finds what is to be pushed or exported: a snapshot or a sandbox by
@@ -169,26 +181,25 @@ func (m *Manager) source(ctx context.Context, name, actor string) (src sandbox.I
 		return m.sandboxSource(ctx, id, actor)
 	}
 	m.imports.RLock()
+	defer m.imports.RUnlock()
 	if _, err := sandbox.ParseSnapshotID(name); err == nil {
 		var snap sandbox.Snapshot
 		if snap, err = m.state.Snapshot(ctx, name); err == nil {
 			src, err = exportable(snap.Image, snap.Layers)
 		}
 		if err != nil {
-			m.imports.RUnlock()
 			return src, nil, err
 		}
-		return src, m.imports.RUnlock, nil
+		return src, m.keep(&src), nil
 	}
 	img, err := m.Image(ctx, name)
 	if err == nil {
 		src, err = exportable(img, img.Layers)
 	}
 	if err != nil {
-		m.imports.RUnlock()
 		return src, nil, err
 	}
-	return src, m.imports.RUnlock, nil
+	return src, m.keep(&src), nil
 }
 
 // sandboxSource is a sandbox's files as they are now: of a snapshot that is
@@ -322,9 +333,9 @@ func (m *Manager) freed(ctx context.Context, gone []sandbox.Image) (int64, error
 	return freed, nil
 }
 
-// tidyLibrary drops what is kept of images and layers that are gone; the
-// imports are held.
-func (m *Manager) tidyLibrary(ctx context.Context, used []string) error {
+// tidyLibrary drops what is kept of images and layers that are gone, but for
+// what is held; the imports are held.
+func (m *Manager) tidyLibrary(ctx context.Context, held []sandbox.Image, used []string) error {
 	if m.cfg.Library == nil {
 		return nil
 	}
@@ -332,7 +343,7 @@ func (m *Manager) tidyLibrary(ctx context.Context, used []string) error {
 	if err != nil {
 		return err
 	}
-	return m.cfg.Library.Keep(images, used)
+	return m.cfg.Library.Keep(append(images, held...), used)
 }
 
 // imageCommand puts the words of a sandbox's image into a command that is to

@@ -23,7 +23,7 @@ type fakeLibrary struct {
 	kept []string // names Keep was last called with
 }
 
-func (f *fakeLibrary) Pull(_ context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
+func (f *fakeLibrary) Pull(ctx context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
 	ref, err := sandbox.ParseImageRef(req.Reference)
 	if err = errors.Join(err, f.err); err != nil {
 		return sandbox.Image{}, err
@@ -31,6 +31,8 @@ func (f *fakeLibrary) Pull(_ context.Context, req sandbox.PullRequest, report fu
 	if report != nil {
 		report(sandbox.ImageProgress{Status: sandbox.StepDone})
 	}
+	sandbox.HoldLayers(ctx, "layer of "+ref.String())
+	sandbox.HoldAll(ctx)
 	sum := "sha256:" + strings.Repeat("ab", 32)
 	return sandbox.Image{
 		Name: first(req.Name, ref.String()), Reference: ref.String(), Digest: sum, IndexDigest: "sha256:" + strings.Repeat("cd", 32), Kind: sandbox.ImageOCI,
@@ -49,7 +51,10 @@ func (f *fakeLibrary) Import(context.Context, sandbox.ImportRequest, io.Reader) 
 
 func (f *fakeLibrary) Export(_ context.Context, src sandbox.ImageSource, _ sandbox.ExportRequest, w io.Writer) error {
 	f.src = src
-	_, err := io.WriteString(w, "archive")
+	_, err := io.WriteString(w, "arch")
+	if err == nil {
+		_, err = io.WriteString(w, "ive") // when the reader has had the first part
+	}
 	return errors.Join(err, f.err)
 }
 

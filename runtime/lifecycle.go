@@ -165,6 +165,9 @@ func (m *Manager) tryHalt(ctx context.Context, b *box, sb sandbox.Sandbox, ch *s
 	if sb.Status != sandbox.StatusCreating && ch.LastOutput == nil {
 		m.keepOutput(ctx, b, ch)
 	}
+	if err := m.keepKeys(ctx, b, sb); err != nil {
+		return sb, err
+	}
 	m.meterNow(b)
 	if err := m.dropShell(ctx, b, sb); err != nil {
 		return sb, err
@@ -173,6 +176,25 @@ func (m *Manager) tryHalt(ctx context.Context, b *box, sb sandbox.Sandbox, ch *s
 		return sb, err
 	}
 	return m.move(ctx, b.id, sandbox.StatusStopped, *ch, sb.Status)
+}
+
+// keepKeys writes down what idempotency keys have started, before PID 1, which
+// knows, is killed. One that does not answer takes them along.
+func (m *Manager) keepKeys(ctx context.Context, b *box, sb sandbox.Sandbox) error {
+	if sb.Status == sandbox.StatusCreating { // it started nothing, and may not have been given what there was
+		return nil
+	}
+	ask, cancel := context.WithTimeout(ctx, stopAnswer)
+	defer cancel()
+	keys, err := b.guest.CloseKeys(ask)
+	if err != nil {
+		m.log.InfoContext(ctx, "idempotency keys of commands are lost: PID 1 does not answer", "sandbox", b.id, "err", err)
+		return nil
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	return m.state.PutCommandKeys(ctx, b.id, keys)
 }
 
 // haltAgain is halt for one that failed before, unless things went on since.
@@ -208,6 +230,9 @@ func (m *Manager) Start(ctx context.Context, ref, actor string) (sandbox.Sandbox
 			return sb, err
 		}
 		r, err := m.wholeRoot(ctx, b.id, sb)
+		if err == nil {
+			err = m.filesOf(ctx, &sb)
+		}
 		if err != nil {
 			return sb, err
 		}

@@ -56,8 +56,11 @@ type Manager struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
+	space atomic.Pointer[space] // of the volume, as last seen; nil before
+
 	volumes sync.Mutex    // held while a volume is made, changed or removed
-	imports sync.RWMutex  // read-held by imports and new sandboxes, held while layers are collected
+	holds   holds         // what exports, imports and builds need
+	imports sync.RWMutex  // read-held between the making or reading of layers and their hold or row, held while layers are collected
 	retry   time.Duration // before a teardown that failed is tried again
 
 	launchIn time.Duration // the time a shell has to start
@@ -310,7 +313,11 @@ func stopped(sb sandbox.Sandbox) error {
 
 // List returns a page of sandboxes.
 func (m *Manager) List(ctx context.Context, f sandbox.Filter) (sandbox.Page, error) {
-	return m.state.List(ctx, f)
+	page, err := m.state.List(ctx, f)
+	for i := range page.Items {
+		m.lookForFiles(ctx, &page.Items[i])
+	}
+	return page, err
 }
 
 // Events returns events after a sequence number, of one sandbox or of all.

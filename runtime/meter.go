@@ -3,6 +3,8 @@ package runtime
 import (
 	"context"
 	"errors"
+	"math"
+	"math/bits"
 	"strings"
 	"sync"
 	"time"
@@ -150,17 +152,34 @@ type counts struct {
 
 // spend adds to the time spent in a status.
 func spend(m *sandbox.Meters, s sandbox.Status, ms int64) {
+	in := &m.Other
 	switch s {
 	case sandbox.StatusRunning:
-		m.Running += ms
+		in = &m.Running
 	case sandbox.StatusPaused:
-		m.Paused += ms
+		in = &m.Paused
 	case sandbox.StatusStopped:
-		m.Stopped += ms
-	default:
-		m.Other += ms
+		in = &m.Stopped
 	}
+	*in = sandbox.AddHeld(*in, ms)
 }
+
+// keep adds what was kept for ms, from was to is KiB, to a total in KiB times
+// seconds. rest is what does not fill one yet. What has no room stays at the
+// bound.
+func keep(total, rest *int64, was, is, ms int64) {
+	hi, lo := bits.Mul64(uint64(was)+uint64(is), uint64(ms))
+	lo, carry := bits.Add64(lo, uint64(2**rest), 0)
+	if hi += carry; hi >= 2000 {
+		*total, *rest = math.MaxInt64, 0
+		return
+	}
+	n, left := bits.Div64(hi, lo, 2000)
+	*total, *rest = sandbox.AddHeld(*total, fit(n)), int64(left/2)
+}
+
+// fit returns a counter as the ledger has it, or the bound.
+func fit(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
 // next is the point after p at t, from when on the sandbox is in status to.
 // Totals never go down, whatever c says.
@@ -173,7 +192,7 @@ func (p point) next(t instant, c counts, to sandbox.Status) point {
 	}
 	spend(&n.Meters, p.Status, ms)
 	if n.Status = to; p.Status == sandbox.StatusCreating && to == sandbox.StatusRunning {
-		n.Meters.Starts++
+		n.Meters.Starts = sandbox.AddHeld(n.Meters.Starts, 1)
 	}
 	was := p.MemoryKiB
 	if c.memory >= 0 {
@@ -181,20 +200,17 @@ func (p point) next(t instant, c counts, to sandbox.Status) point {
 			was, n.flat = c.memory, false
 		}
 	}
-	n.memory += (was + n.MemoryKiB) * ms / 2
+	keep(&n.Meters.Memory, &n.memory, was, n.MemoryKiB, ms)
 	was = p.StorageKiB
 	if c.storage >= 0 {
 		n.StorageKiB = c.storage
 	}
-	n.storage += (was + n.StorageKiB) * ms / 2
-	n.Meters.Memory += n.memory / 1000
-	n.Meters.Storage += n.storage / 1000
-	n.memory, n.storage = n.memory%1000, n.storage%1000
+	keep(&n.Meters.Storage, &n.storage, was, n.StorageKiB, ms)
 	if to == sandbox.StatusStopped || to == sandbox.StatusCreating {
 		n.MemoryKiB, n.flat = 0, true
 	}
 	n.Meters = n.Meters.AtLeast(sandbox.Meters{
-		CPU: int64(c.cpu), NetRx: int64(c.netRx), NetTx: int64(c.netTx), IORead: int64(c.ioRead), IOWrite: int64(c.ioWrite),
+		CPU: fit(c.cpu), NetRx: fit(c.netRx), NetTx: fit(c.netTx), IORead: fit(c.ioRead), IOWrite: fit(c.ioWrite),
 	})
 	return n
 }
@@ -292,8 +308,8 @@ func (m *Manager) turn(b *box, to sandbox.Status, ch *state.Change, write func()
 	ch.Readings = t.due(n)
 	err := write()
 	if err == nil {
-		m.sums.used(t.now.Meters, n.Meters)
-		t.now, t.wrote = n, n.Reading
+		m.advance(t, n)
+		t.wrote = n.Reading
 		t.begun = !to.Terminal()
 	}
 	return err
@@ -305,10 +321,14 @@ func (m *Manager) meterNow(b *box) {
 	b.meter.mu.Lock()
 	defer b.meter.mu.Unlock()
 	if t := &b.meter; t.begun {
-		n := t.now.next(now(), m.measure(b, t.slot, nil), t.now.Status)
-		m.sums.used(t.now.Meters, n.Meters)
-		t.now = n
+		m.advance(t, t.now.next(now(), m.measure(b, t.slot, nil), t.now.Status))
 	}
+}
+
+// advance takes in a new point, which the caller holds mu for.
+func (m *Manager) advance(t *meter, n point) {
+	m.sums.used(n.Meters.Less(t.now.Meters))
+	t.now = n
 }
 
 // due returns the readings to write with a new one: also the one before it, if
@@ -362,8 +382,7 @@ func (m *Manager) meterRound(ctx context.Context, boxes []*box, all bool) error 
 				batch = append(batch, t.due(n)...)
 				of[b] = n.Reading
 			}
-			m.sums.used(t.now.Meters, n.Meters)
-			t.now = n
+			m.advance(t, n)
 		}
 		b.meter.mu.Unlock()
 	}

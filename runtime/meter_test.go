@@ -1,12 +1,16 @@
 package runtime
 
 import (
+	"fmt"
+	"math"
+	"math/big"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -197,5 +201,135 @@ func TestLedgerAfterHostCrash(t *testing.T) {
 	}
 	if m := of(stopped.ID); m.Stopped < 3600000 || m.Other >= 3600000 {
 		t.Errorf("of the stopped one: %+v", m)
+	}
+}
+
+// TestMeterHeld: what has no room in 64 bits stays at their bound: totals never
+// go down, so that the ledger takes every reading.
+func TestMeterHeld(t *testing.T) {
+	wall := time.Date(2026, 5, 1, 0, 0, 0, 0, time.UTC)
+	all := sandbox.MetersOf([sandbox.MeterCount]int64{})
+	most := all.Values()
+	for i := range most {
+		most[i] = math.MaxInt64
+	}
+	for name, begin := range map[string]sandbox.Meters{"nothing": {}, "a little": {CPU: 1, Memory: 1, Storage: 1, NetRx: 1, Running: 1, Starts: 1}, "all": sandbox.MetersOf(most)} {
+		for _, ms := range []int64{0, 1, 5000, 1 << 35, 1 << 43, math.MaxInt64 - 1000} {
+			for _, kib := range []int64{-1, 0, 1 << 20, 1 << 40, math.MaxInt64 >> 10} {
+				for _, counted := range []uint64{0, 1 << 63, math.MaxUint64} {
+					p := point{Reading: sandbox.Reading{At: wall, Meters: begin, Status: sandbox.StatusStopped, Clock: 1000, MemoryKiB: max(kib, 0), StorageKiB: max(kib, 0)}, memory: 999, storage: 999}
+					n := p.next(instant{wall, 1000 + ms}, counts{counted, counted, counted, counted, counted, kib, kib}, sandbox.StatusRunning)
+					want := begin
+					over := new(big.Int).Mul(big.NewInt(max(kib, 0)), big.NewInt(ms))
+					over.Add(over, big.NewInt(999)).Div(over, big.NewInt(1000))
+					for _, m := range []*int64{&want.Memory, &want.Storage} {
+						if sum := new(big.Int).Add(over, big.NewInt(*m)); sum.IsInt64() {
+							*m = sum.Int64()
+						} else {
+							*m = math.MaxInt64
+						}
+					}
+					want.Stopped = sandbox.AddHeld(want.Stopped, ms)
+					for _, m := range []*int64{&want.CPU, &want.NetRx, &want.NetTx, &want.IORead, &want.IOWrite} {
+						*m = max(*m, int64(min(counted, math.MaxInt64)))
+					}
+					if n.Meters != want {
+						t.Fatalf("%s, %d ms of %d KiB, counters %d: %+v, want %+v", name, ms, kib, counted, n.Meters, want)
+					}
+				}
+			}
+		}
+	}
+	p := point{Reading: sandbox.Reading{At: wall, Meters: sandbox.MetersOf(most), Status: sandbox.StatusCreating}}
+	if n := p.next(instant{wall, 5}, counts{}, sandbox.StatusRunning); n.Meters != p.Meters {
+		t.Errorf("a start more than there is room for: %+v", n.Meters)
+	}
+}
+
+// TestLedgerOfTheVast: counters and totals near the bounds of 64 bits, of one
+// sandbox, and a host's clock that jumps by decades, keep no other from being
+// counted, reported, stopped and started.
+func TestLedgerOfTheVast(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	vast, second, other := owned(t, h, "uid:1", ""), owned(t, h, "uid:1", ""), owned(t, h, "uid:2", "")
+	k.burn(vast.ID, math.MaxInt64-10)
+	k.burn(second.ID, math.MaxUint64)
+	k.burn(other.ID, 7)
+	total(t, h)
+	check := func() {
+		t.Helper()
+		r, err := h.UsageReport(t.Context(), "", sandbox.UsageQuery{By: "owner"})
+		if err != nil || len(r.Lines) != 2 || r.Lines[0].Meters.CPU != math.MaxInt64 || r.Lines[1].Meters.CPU != 7 || r.Total.Meters.CPU != math.MaxInt64 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		s := spent(t, h, cost.StatementQuery{By: "owner"})
+		if len(s.Lines) != 2 || s.Lines[0].Meters.CPU != math.MaxInt64 || s.Lines[1].Meters.CPU != 7 || s.Total.Meters.CPU != math.MaxInt64 {
+			t.Errorf("%+v", s)
+		}
+		want := new(big.Int).Mul(big.NewInt(math.MaxInt64), big.NewInt(2000))
+		want.Sub(want, big.NewInt(10_000))
+		var charged cost.Quantity
+		for _, c := range s.Lines[0].Charges {
+			if c.Meter == cost.MeterCPU {
+				charged, _ = charged.Add(c.Quantity)
+			}
+		}
+		if charged.String() != want.String() {
+			t.Errorf("charged for %s, want %s", charged, want)
+		}
+		if used := h.Stats().Used; used.CPU < 0 {
+			t.Errorf("counted since the start: %+v", used)
+		}
+		for _, sb := range []sandbox.Sandbox{vast, other} {
+			if _, err := h.Stop(t.Context(), string(sb.ID), ""); err != nil {
+				t.Error(err)
+			}
+			if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	check()
+	h.crash()
+	// The host starts with another clock: 1970 is as long ago as makes the product
+	// of 4 GiB and the time negative, in 64 bits.
+	k.mu.Lock()
+	clear(k.cgroups)
+	clear(k.cpu)
+	k.mu.Unlock()
+	kib := 3 << 61 / time.Now().UnixMilli()
+	sqlDo(t, dir, fmt.Sprintf(`DROP TRIGGER readings_stay; DELETE FROM readings WHERE ledger = 1 AND at < (SELECT max(at) FROM readings WHERE ledger = 1);
+		UPDATE readings SET storage = 1000000000, storage_kib = %d, at = 1 WHERE ledger = 1; UPDATE ledger SET created_at = 0 WHERE number = 1`, kib))
+	h = openWith(t, k, dir, func(c *Config) { perSecond()(c); c.BootID = "boot-2" })
+	for _, sb := range []sandbox.Sandbox{vast, second, other} {
+		until(t, h, sb.ID, func(sb sandbox.Sandbox) bool { return sb.Status == sandbox.StatusStopped })
+		if _, err := h.Start(t.Context(), string(sb.ID), ""); err != nil {
+			t.Error(err)
+		}
+	}
+	r, err := h.UsageReport(t.Context(), string(vast.ID), sandbox.UsageQuery{})
+	if err != nil || r.Total.Meters.Storage < kib*1e9 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	check()
+}
+
+// TestLooksOfBudgetsCount: what a budget was the first to see is in the sums
+// since the daemon's start, once.
+func TestLooksOfBudgetsCount(t *testing.T) {
+	k := newKernel(t)
+	h := openWith(t, k, t.TempDir(), perSecond())
+	sb := owned(t, h, "uid:1", "")
+	setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterCPU, Limit: "100h"})
+	for range 3 {
+		k.burn(sb.ID, 1000)
+		if _, err := h.Budgets(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total(t, h)
+	if used := h.Stats().Used; used.CPU != 3000 {
+		t.Errorf("counted since the start: %+v", used)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -66,20 +65,17 @@ func (m *Manager) part(ctx context.Context, w Work, f func() error) error {
 
 // sums count what happened since this daemon began.
 type sums struct {
-	cpu, netRx, netTx, ioRead, ioWrite atomic.Int64
-
 	mu       sync.Mutex
+	meters   sandbox.Meters           // guarded by mu
 	ends     map[sandbox.Reason]int64 // guarded by mu
 	byBudget map[cost.Action]int64    // guarded by mu
 }
 
 // used adds what a meter went on by.
-func (s *sums) used(from, to sandbox.Meters) {
-	s.cpu.Add(to.CPU - from.CPU)
-	s.netRx.Add(to.NetRx - from.NetRx)
-	s.netTx.Add(to.NetTx - from.NetTx)
-	s.ioRead.Add(to.IORead - from.IORead)
-	s.ioWrite.Add(to.IOWrite - from.IOWrite)
+func (s *sums) used(more sandbox.Meters) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.meters = s.meters.Add(more)
 }
 
 func (s *sums) ended(r sandbox.Reason) {
@@ -124,9 +120,10 @@ func (m *Manager) Stats() Stats {
 		s.Spent = len(*holds)
 	}
 	c := &m.sums
-	s.Used = sandbox.Meters{CPU: c.cpu.Load(), NetRx: c.netRx.Load(), NetTx: c.netTx.Load(), IORead: c.ioRead.Load(), IOWrite: c.ioWrite.Load()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	u := c.meters
+	s.Used = sandbox.Meters{CPU: u.CPU, NetRx: u.NetRx, NetTx: u.NetTx, IORead: u.IORead, IOWrite: u.IOWrite}
 	s.Ended, s.ByBudget = maps.Clone(c.ends), maps.Clone(c.byBudget)
 	return s
 }

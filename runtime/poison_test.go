@@ -45,7 +45,7 @@ func TestSumsPastOneAmount(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		all, err := h.Budgets(t.Context())
-		if err != nil || len(all) != 2 || all[0].Unknown != "" || all[0].Holds != cost.ActionStop || !strings.HasPrefix(all[0].SpentText, "1000000000") || all[1].Holds != cost.ActionNone {
+		if err != nil || len(all) != 2 || all[0].Unknown != "" || all[0].Holds != cost.ActionStop || !strings.HasPrefix(all[0].Spent, "1000000000") || all[1].Holds != cost.ActionNone {
 			t.Errorf("%+v, %v", all, err)
 		}
 		if _, err := h.Start(t.Context(), string(sb.ID), ""); !isSpent(err) {

@@ -35,7 +35,8 @@ type Cgroups interface {
 	Remove(ctx context.Context, id sandbox.ID) error
 	List() ([]sandbox.ID, error)
 	MemoryShort() (why string, short bool)
-	MemoryOver(id sandbox.ID) bool
+	MemoryLent(id sandbox.ID) uint64
+	ShareMemory(id sandbox.ID, most int64) (lent uint64, over bool)
 }
 
 // Network is the host's side of every sandbox's network.
@@ -64,7 +65,11 @@ type Roots interface {
 	Layers() ([]string, error)
 	RemoveLayer(digest string) error
 	CreateUpper(id sandbox.ID, slot int, l sandbox.Limits) error
+	CreateUpperOn(id sandbox.ID, l sandbox.Limits, base string) error
+	UpperBase(id sandbox.ID) string
 	Room() error
+	Space() (rootfs.Space, error)
+	SetLimits(id sandbox.ID, slot int, l sandbox.Limits) error
 	Mount(ctx context.Context, m rootfs.MountSpec) (*rootfs.Root, error)
 	Usage(id sandbox.ID, slot int) (bytes, inodes uint64, known bool, err error)
 	Clean(id sandbox.ID) error
@@ -76,6 +81,7 @@ type Roots interface {
 	ThawUpper(id sandbox.ID, layer string) error
 	CopyUpper(ctx context.Context, id sandbox.ID, layer string) (on []string, err error)
 	Unchanged(id sandbox.ID) (bool, error)
+	CheckUpper(id sandbox.ID) error
 	UpperStamp(id sandbox.ID) (string, error)
 	HasLayer(layer string) bool
 	NewLayer() string
@@ -122,6 +128,7 @@ type PID1 interface {
 	Prepare(ctx context.Context, c guest.PrepareConfig) error
 	Configure(ctx context.Context, c guest.Config) error
 	CloseIdle()
+	Reset(ctx context.Context, path string, r io.Reader) error
 	Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Process, error)
 	Exec(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error)
 	Attach(ctx context.Context, id sandbox.ProcessID, offset int64) (sandbox.ProcessIO, error)
@@ -130,6 +137,7 @@ type PID1 interface {
 	Signal(ctx context.Context, id sandbox.ProcessID, name string) error
 	Events(ctx context.Context, after int64) (ProcessEvents, error)
 	Answer(ctx context.Context, id int64, line string) error
+	CloseKeys(ctx context.Context) ([]byte, error)
 }
 
 // programAsked is the type of the guest event that tells of a question from

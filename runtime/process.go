@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -69,9 +71,10 @@ func (m *Manager) Run(ctx context.Context, req sandbox.CreateRequest, spec sandb
 	case err != nil:
 		return sb, nil, err
 	case existed:
-		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again; 'sandbox exec' runs more in it", sb.ID)
+		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again; an exec in it with the same key and command streams what was run", sb.ID)
 	}
 	var p sandbox.ProcessIO
+	spec.IdempotencyKey = req.IdempotencyKey // so that an exec with it leads there
 	if err = ctx.Err(); err == nil {
 		p, err = m.Exec(work, string(sb.ID), spec)
 	}
@@ -178,7 +181,7 @@ func (m *Manager) Files(ctx context.Context, ref string) (sandbox.Files, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &files{g: b.guest, m: m, b: b, over: func() bool { return m.cgroup.MemoryOver(b.id) }}, nil
+	return &files{g: b.guest, m: m, b: b, over: func() bool { return m.memoryOver(ctx, b) }}, nil
 }
 
 // files counts each piece of file work as activity.
@@ -187,6 +190,37 @@ type files struct {
 	m    *Manager
 	b    *box
 	over func() bool // the sandbox has more memory than it may
+}
+
+// lentEvery is how often a sandbox is looked at that has files in memory which
+// PID 1 wrote.
+const lentEvery = 500 * time.Millisecond
+
+// memoryOver reports whether a workload has, with the files in memory that PID 1
+// wrote for it, more memory than it may. As long as there are such files, its
+// own limit is lower by them.
+func (m *Manager) memoryOver(ctx context.Context, b *box) bool {
+	if m.cgroup.MemoryLent(b.id) == 0 {
+		return false
+	}
+	sb, err := m.state.Sandbox(ctx, b.id)
+	most := sb.Spec.Limits.MemoryBytes
+	if err != nil || most == 0 {
+		return false
+	}
+	_, over := m.cgroup.ShareMemory(b.id, most)
+	if b.lent.CompareAndSwap(false, true) {
+		m.spawn(func() {
+			defer b.lent.Store(false)
+			for m.life.Err() == nil && m.box(b.id) == b {
+				if lent, _ := m.cgroup.ShareMemory(b.id, most); lent == 0 {
+					return
+				}
+				pause(m.life, lentEvery)
+			}
+		})
+	}
+	return over
 }
 
 // memoryEvery is after how many bytes of a file its sandbox's memory is looked
@@ -198,19 +232,19 @@ const memoryEvery = 1 << 20
 // writes it, is not bound by the workload's limit.
 type inMemory struct {
 	io.Reader
-	over func() bool
-	left int // bytes until the next look
+	over   func() bool
+	unseen *atomic.Int64 // bytes until the next look, of all who write to the sandbox
 }
 
 func (r *inMemory) Read(p []byte) (int, error) {
-	if r.left <= 0 {
+	if r.unseen.Load() <= 0 {
 		if r.over() {
 			return 0, sandbox.Errorf(sandbox.ErrExhausted, "memory_full", "the sandbox has as much memory in use as it may, files in /dev/shm and other file systems in memory among it: remove some of those, or raise its limit")
 		}
-		r.left = memoryEvery
+		r.unseen.Store(memoryEvery)
 	}
-	n, err := r.Reader.Read(p[:min(len(p), r.left)])
-	r.left -= n
+	n, err := r.Reader.Read(p[:min(len(p), memoryEvery)])
+	r.unseen.Add(-int64(n))
 	return n, err
 }
 
@@ -241,7 +275,7 @@ func (f *files) Read(ctx context.Context, user, path string, offset, limit int64
 
 func (f *files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.Write(ctx, user, path, mode, &inMemory{Reader: r, over: f.over})
+	return f.g.Write(ctx, user, path, mode, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen})
 }
 
 func (f *files) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
@@ -286,7 +320,7 @@ func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, e
 
 func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error {
 	defer f.b.enter()()
-	return f.g.TarIn(ctx, user, path, &inMemory{Reader: r, over: f.over})
+	return f.g.TarIn(ctx, user, path, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen})
 }
 
 // Agent returns the file work of an agent.

@@ -70,6 +70,16 @@ func (m *Manager) SetPortToken(ctx context.Context, id sandbox.ID, hash []byte, 
 	return nil
 }
 
+// ReleaseHostName frees the host name an owner holds, for other owners. Errors
+// as those of the store.
+func (m *Manager) ReleaseHostName(ctx context.Context, name, actor string) (sandbox.HostName, error) {
+	h, err := m.state.ReleaseHostName(ctx, name)
+	if err == nil {
+		m.record(ctx, sandbox.Event{Type: "host_name.released", Actor: actor, Data: map[string]string{"name": name, "owner": h.Owner}})
+	}
+	return h, err
+}
+
 // PortTokens returns the hash of every sandbox's token.
 func (m *Manager) PortTokens(ctx context.Context) (map[sandbox.ID][]byte, error) {
 	return m.state.PortTokens(ctx)

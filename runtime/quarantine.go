@@ -36,8 +36,16 @@ func (m *Manager) listFound(ctx context.Context, rows []state.Row) {
 	m.log.ErrorContext(ctx, "QUARANTINE: nothing is removed, and nothing new is made", "why", m.cfg.Quarantine,
 		"do", "put the right database back, or stop the daemon (running sandboxes go on) and run 'sandboxd recover'")
 	found, err := m.unowned(rows)
+	ready := 0
 	for id, what := range found {
+		if !m.written(ctx, id) {
+			ready++
+			continue
+		}
 		m.log.WarnContext(ctx, "found what the database does not know; it stays", "sandbox", id, "what", what)
+	}
+	if ready > 0 {
+		m.log.InfoContext(ctx, "shells hold nobody's files, as those of the pool: they stay until the quarantine ends", "shells", ready)
 	}
 	layers, lerr := m.roots.Layers()
 	used, uerr := m.state.LayersInUse(ctx)

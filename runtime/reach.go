@@ -288,8 +288,7 @@ func (r *reach) recall(row state.Row, all map[sandbox.ID]state.Carried) {
 
 // add adds what was carried to the counters of the shell.
 func (r *reach) add(u *sandbox.Usage) {
-	u.NetRxBytes += r.rx.Load()
-	u.NetTxBytes += r.tx.Load()
+	*u = u.Add(sandbox.Usage{NetRxBytes: r.rx.Load(), NetTxBytes: r.tx.Load()})
 }
 
 // writeCarriedSoon has a box's counters written down, now and as long as there

@@ -53,10 +53,6 @@ func (m *Manager) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	uppers, err := m.roots.Uppers()
-	if err != nil {
-		return err
-	}
 	found := make([]inherited, len(rows))
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -71,7 +67,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 		m.keepBox(b)
 		g.Go(func() error {
 			found[i] = inherited{b: b, row: row}
-			found[i].fate, found[i].e = m.judgeRow(ctx, b, row, slices.Contains(uppers, row.ID))
+			found[i].fate, found[i].e = m.judgeRow(ctx, b, row)
 			return nil
 		})
 	}
@@ -145,8 +141,8 @@ const (
 )
 
 // judgeRow decides a sandbox's fate, and opens the shell of one to be
-// adopted. files tells whether the volume has an upper of it.
-func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row, files bool) (fate, ending) {
+// adopted.
+func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row) (fate, ending) {
 	end := func(r sandbox.Reason, detail string) (fate, ending) {
 		return fateEnd, ending{reason: r, detail: detail, actor: "daemon"}
 	}
@@ -159,10 +155,12 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row, files boo
 		return fateHalt, ending{}
 	case row.Status == sandbox.StatusPending || row.Status == sandbox.StatusCreating:
 		return end(sandbox.ReasonCreateFailed, "the daemon ended while it was being created")
-	case row.BootID != m.cfg.BootID && !files:
-		return end(sandbox.ReasonHostRestart, "the host went down before any of its files were on disk")
 	case row.BootID != m.cfg.BootID:
-		if err := m.fitStack(ctx, b.id); err != nil {
+		err := m.fitRoot(ctx, row.Sandbox)
+		if sandbox.CodeOf(err) == "files_gone" {
+			return end(sandbox.ReasonHostRestart, "the host went down before any of its files were on disk")
+		}
+		if err != nil {
 			m.log.ErrorContext(ctx, "compare a sandbox's layers with the volume: it may not start", "sandbox", b.id, "err", err)
 		}
 		return fateHalt, ending{reason: sandbox.ReasonHostRestart, detail: unclean}
@@ -191,29 +189,40 @@ func (m *Manager) judgeRow(ctx context.Context, b *box, row state.Row, files boo
 // order.
 const unclean = "unclean: the host went down under it; what it wrote in the half minute before may be missing or incomplete, all else is kept"
 
-// fitStack makes the layers a sandbox stands on those that reached the disk
-// before the host went down. A freeze renames the upper to a layer and then
-// writes the row, and neither waits for the disk: where the row came to it and
-// the rename did not, the upper still is what the row calls a layer. The
-// file system keeps the order of its renames, so that these are the last ones.
-func (m *Manager) fitStack(ctx context.Context, id sandbox.ID) error {
-	r, err := m.state.RootOf(ctx, id)
+// fitRoot makes the row of a sandbox say what its upper lies on. A change of root
+// of a sandbox that runs waits for the disk with neither, and a power cut may
+// have found one of them there alone. An upper that was to be made on layers that
+// are there is made. Code files_gone: there is nothing of it.
+func (m *Manager) fitRoot(ctx context.Context, sb sandbox.Sandbox) error {
+	r, err := m.state.RootOf(ctx, sb.ID)
 	if err != nil || r.Pending != nil {
 		return err
 	}
-	there := len(r.Stack)
-	for there > len(r.Image.Layers) && isUpper(r.Stack[there-1]) && !m.roots.HasLayer(r.Stack[there-1]) {
-		there--
+	if err := m.roots.CheckUpper(sb.ID); err != nil {
+		p := state.PendingRoot{Stack: r.Stack, Point: r.Point}
+		_, changed := m.state.LastEvent(ctx, sb.ID, eventReset, eventRolledBack)
+		if slices.Equal(r.Stack, r.Image.Layers) && changed != nil || slices.ContainsFunc(r.Stack, func(l string) bool { return isUpper(l) && !m.roots.HasLayer(l) }) {
+			return err
+		}
+		return errors.Join(m.roots.CreateUpperOn(sb.ID, sb.Spec.Limits, baseFor(r.Image, p)), m.roots.Sync())
 	}
-	if there == len(r.Stack) {
+	stack, point, known := m.baseOf(sb, r.Image)
+	if !known { // of an earlier version
+		there := len(r.Stack)
+		for there > len(r.Image.Layers) && isUpper(r.Stack[there-1]) && !m.roots.HasLayer(r.Stack[there-1]) {
+			there--
+		}
+		stack, point = r.Stack[:there], r.Point
+	}
+	if slices.Equal(stack, r.Stack) {
 		return nil
 	}
-	p := state.PendingRoot{Op: state.RootFreeze, Layer: r.Stack[there], Stack: r.Stack[:there], Point: r.Point}
-	if err := m.state.BeginRoot(ctx, id, p, false); err != nil {
+	p := state.PendingRoot{Op: state.RootFreeze, Stack: stack, Point: point}
+	if err := m.state.BeginRoot(ctx, sb.ID, p, false); err != nil {
 		return err
 	}
-	m.log.WarnContext(ctx, "the last layers of a sandbox were not on disk when the host went down: their files are in its upper", "sandbox", id, "layers", len(r.Stack)-there)
-	return m.state.FinishRoot(ctx, id, p, 0, "", state.Change{}, true)
+	m.log.WarnContext(ctx, "the last change of a sandbox's files was not all on disk when the host went down: it stands on what its upper was written on", "sandbox", sb.ID, "was", r.Stack, "now", stack)
+	return m.state.FinishRoot(ctx, sb.ID, p, 0, "", state.Change{}, true)
 }
 
 // errElsewhere tells of a PID 1 that lives in another cgroup than this daemon's.
@@ -252,6 +261,7 @@ func (m *Manager) adopt(ctx context.Context, b *box, row state.Row) error {
 		b.mu.Lock()
 		b.oomKills = u.OOMKills
 		b.mu.Unlock()
+		m.memoryOver(ctx, b) // goes on with what an earlier daemon began
 	}
 	return err
 }
@@ -267,12 +277,16 @@ func (m *Manager) settle(ctx context.Context, f inherited) {
 	log := m.log.With("sandbox", f.b.id, "status", f.row.Status)
 	switch f.fate {
 	case fateStay:
+		_ = m.filesOf(ctx, &f.row.Sandbox) // logs, and is found again
 		m.armDeadline(f.b, f.row.Sandbox)
 	case fateAdopt:
 		// A crash between freezing and the row, or thawing and the row.
 		if err := m.freezeAs(ctx, f.b.id, f.row.Status); err != nil {
 			log.ErrorContext(ctx, "adopt sandbox: its workload is not as its row says", "err", err)
 		}
+		f.b.mu.Lock()
+		f.b.adopted = time.Now()
+		f.b.mu.Unlock()
 		m.watch(f.b, f.row.Sandbox, f.b.shell, m.lastRecorded(ctx, f.b.id))
 		log.InfoContext(ctx, "adopted sandbox", "init_pid", f.row.InitPID)
 		if now := m.inForce(f.row.Spec.Network).Mode; now != f.row.Spec.Network.Mode {

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 
 	"github.com/sandboxd/sandboxd/rootfs"
@@ -19,6 +20,11 @@ import (
 // The intent goes to the row first, without PID 1, so that a crash leaves the
 // sandbox to be stopped. Whether a freeze had come to its rename the volume
 // tells; a replacement is simply done again.
+//
+// Of a sandbox that runs neither row nor files wait for the disk, and a power
+// cut may find either of them first. So each upper carries what it lies on
+// (base), and after a power cut the row is made to say that: the files are those
+// before the change or after it.
 
 const (
 	eventReset      = "sandbox.reset"
@@ -57,11 +63,11 @@ func (m *Manager) replaceRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r
 	if stopped {
 		// On disk before the row, which a power cut may not find beside the
 		// upper there was.
-		if err = m.replaceFiles(b.id, sb); err == nil {
+		if err = m.replaceFiles(ctx, b.id, sb, p); err == nil {
 			err = m.roots.Sync()
 		}
 	} else {
-		err = m.newRoot(ctx, b, sb, stacked(r))
+		err = m.newRoot(ctx, b, sb, stacked(r), baseFor(r.Image, p))
 		b.reach.closeAll() // their servers are gone
 	}
 	if err == nil {
@@ -98,13 +104,17 @@ func (m *Manager) rootFailed(ctx context.Context, b *box, sb sandbox.Sandbox, p 
 func (m *Manager) completeRoot(ctx context.Context, id sandbox.ID, sb sandbox.Sandbox, p state.PendingRoot) error {
 	switch {
 	case p.Op == state.RootReplace:
-		if err := m.replaceFiles(id, sb); err != nil {
+		if err := m.replaceFiles(ctx, id, sb, p); err != nil {
 			return err
 		}
-	case !m.roots.HasLayer(p.Layer):
+	case p.Layer != "" && !m.roots.HasLayer(p.Layer):
 		return m.state.AbandonRoot(ctx, id, p)
 	default:
-		if err := m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits); err != nil {
+		r, err := m.state.RootOf(ctx, id)
+		if err == nil {
+			err = m.roots.CreateUpperOn(id, sb.Spec.Limits, baseFor(r.Image, p))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -127,6 +137,18 @@ func (m *Manager) completeRoots(ctx context.Context, rows []state.Row) ([]state.
 			continue // a sandbox without an image has no root to change
 		}
 		changed = true
+		if row.Status != sandbox.StatusStopped && row.BootID != m.cfg.BootID {
+			stack, _, known := m.baseOf(row.Sandbox, r.Image)
+			switch {
+			case known && slices.Equal(stack, r.Pending.Stack): // it was done
+				r.Pending.Op = state.RootFreeze
+			case known && !slices.Equal(stack, r.Stack): // others were done after it, or before: see fitRoot
+				if err := m.state.AbandonRoot(ctx, row.ID, *r.Pending); err != nil {
+					return rows, err
+				}
+				continue
+			}
+		}
 		if err := m.completeRoot(ctx, row.ID, row.Sandbox, *r.Pending); err != nil {
 			m.log.ErrorContext(ctx, "finish a change of a sandbox's files: tried again when it starts", "sandbox", row.ID, "err", err)
 			continue
@@ -140,22 +162,26 @@ func (m *Manager) completeRoots(ctx context.Context, rows []state.Row) ([]state.
 }
 
 // replaceFiles gives a sandbox without a shell a fresh upper.
-func (m *Manager) replaceFiles(id sandbox.ID, sb sandbox.Sandbox) error {
-	if err := m.roots.Discard(id, sb.Slot); err != nil {
+func (m *Manager) replaceFiles(ctx context.Context, id sandbox.ID, sb sandbox.Sandbox, p state.PendingRoot) error {
+	r, err := m.state.RootOf(ctx, id)
+	if err == nil {
+		err = m.roots.Discard(id, sb.Slot)
+	}
+	if err != nil {
 		return err
 	}
-	return m.roots.CreateUpper(id, sb.Slot, sb.Spec.Limits)
+	return m.roots.CreateUpperOn(id, sb.Spec.Limits, baseFor(r.Image, p))
 }
 
 // newRoot puts a running sandbox on other layers and a fresh upper; every
 // process is killed.
-func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image) error {
+func (m *Manager) newRoot(ctx context.Context, b *box, sb sandbox.Sandbox, image sandbox.Image, base string) error {
 	release, err := m.roots.SetAside(b.id, sb.Slot)
 	if err != nil {
 		return err
 	}
 	defer release()
-	told, err := m.freshFiles(b.id, sb, image)
+	told, err := m.freshFiles(b.id, sb, image, base)
 	if err != nil {
 		return err
 	}
@@ -202,7 +228,7 @@ func (m *Manager) freezeRoot(ctx context.Context, b *box, sb sandbox.Sandbox, r 
 	if err := m.roots.FreezeUpper(b.id, p.Layer); err != nil {
 		return snap, takeBack(err)
 	}
-	if err := m.roots.CreateUpper(b.id, sb.Slot, sb.Spec.Limits); err != nil {
+	if err := m.roots.CreateUpperOn(b.id, sb.Spec.Limits, baseFor(r.Image, p)); err != nil {
 		return snap, takeBack(err)
 	}
 	boot := m.cfg.BootID
@@ -240,9 +266,9 @@ func (m *Manager) restack(ctx context.Context, b *box, sb sandbox.Sandbox, r sta
 }
 
 // shorten puts one layer in place of those a stack begins with above its
-// image, where the background has made one.
-func (m *Manager) shorten(ctx context.Context, base, stack []string) []string {
-	if len(stack) < flattenAt || len(stack) < len(base) || !slices.Equal(stack[:len(base)], base) {
+// image, where the background has made one: for long stacks, and full ones.
+func (m *Manager) shorten(ctx context.Context, base, stack []string, full bool) []string {
+	if len(stack) < flattenAt && !full || len(stack) < len(base) || !slices.Equal(stack[:len(base)], base) {
 		return stack
 	}
 	own := stack[len(base):]
@@ -253,4 +279,41 @@ func (m *Manager) shorten(ctx context.Context, base, stack []string) []string {
 		}
 	}
 	return stack
+}
+
+// base is what an upper lies on, as a change of root writes it beside it: the
+// first layers of the sandbox's image, and others.
+type base struct {
+	Image int                `json:"image"`
+	Own   []string           `json:"own"`
+	Point sandbox.SnapshotID `json:"point,omitempty"`
+}
+
+// baseFor is the base of the upper that a change of root makes.
+func baseFor(img sandbox.Image, p state.PendingRoot) string {
+	n := 0
+	for n < min(len(img.Layers), len(p.Stack)) && img.Layers[n] == p.Stack[n] {
+		n++
+	}
+	text, _ := json.Marshal(base{Image: n, Own: p.Stack[n:], Point: p.Point}) // strings and a number
+	return string(text)
+}
+
+// baseOf reads it; not known of an upper of an earlier version, or one that
+// lies on something that is not there.
+func (m *Manager) baseOf(sb sandbox.Sandbox, img sandbox.Image) (stack []string, point sandbox.SnapshotID, known bool) {
+	text := m.roots.UpperBase(sb.ID)
+	if text == rootfs.FirstBase {
+		return img.Layers, sb.Spec.Snapshot, true
+	}
+	var b base
+	if json.Unmarshal([]byte(text), &b) != nil || b.Image > len(img.Layers) || b.Image < 0 {
+		return nil, "", false
+	}
+	for _, l := range b.Own {
+		if isUpper(l) && !m.roots.HasLayer(l) {
+			return nil, "", false
+		}
+	}
+	return slices.Concat(img.Layers[:b.Image], b.Own), b.Point, true
 }

@@ -2,6 +2,8 @@ package runtime
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,30 +61,71 @@ func (m *Manager) snapshot(ctx context.Context, b *box, sb sandbox.Sandbox, req 
 	default:
 		return sandbox.Snapshot{}, wrongState(sb, "snapshot", sandbox.StatusRunning)
 	}
+	key := snapshotKey(req)
+	if before, err := m.snapshotBefore(ctx, b.id, req, key); err != nil || before.ID != "" {
+		return before, err
+	}
 	// No layer is collected between its making and the row that names it.
 	m.imports.RLock()
 	defer m.imports.RUnlock()
 	r, err := m.wholeRoot(ctx, b.id, sb)
+	if err == nil {
+		err = m.filesOf(ctx, &sb)
+	}
 	if err != nil {
 		return sandbox.Snapshot{}, err
 	}
 	snap := sandbox.Snapshot{
 		ID: sandbox.NewSnapshotID(), Name: req.Name, Owner: sb.Owner, Kind: req.Kind, Sandbox: b.id, Parent: r.Point,
 		CreatedAt: time.Now().UTC(), Comment: req.Comment, Process: req.Process, Spec: sb.Spec, Image: m.imageBelow(ctx, sb, r),
+		Key: key,
 	}
 	if snap.Kind == "" {
 		snap.Kind = sandbox.SnapshotManual
 	}
-	snap.Layers = append(slices.Clone(m.shorten(ctx, snap.Image.Layers, r.Stack)), m.roots.NewLayer())
-	if bytes, files, known, err := m.roots.Usage(b.id, sb.Slot); err == nil && known {
+	bytes, files, known, err := m.roots.Usage(b.id, sb.Slot)
+	if err == nil && known {
 		snap.SizeBytes, snap.Files = int64(bytes), int64(files)
 	}
-	snap, err = m.freezeOrCopy(ctx, b, sb, r, snap)
+	f := frozen{m: m, sb: sb, known: known, base: r.Image.Layers}
+	if err := f.count(ctx, r.Stack); err != nil {
+		return snap, err
+	}
+	snap.Layers = append(slices.Clone(m.shorten(ctx, snap.Image.Layers, r.Stack, f.full())), m.roots.NewLayer())
+	snap, err = m.freezeOrCopy(ctx, b, sb, r, snap, &f)
 	if err != nil {
 		return snap, err
 	}
-	m.afterSnapshot(snap)
+	m.afterSnapshot(snap, f.full())
 	return snap, nil
+}
+
+// snapshotKey is an idempotency key as a snapshot's record has it.
+func snapshotKey(req sandbox.SnapshotRequest) string {
+	if req.IdempotencyKey == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(req.IdempotencyKey))
+	return hex.EncodeToString(sum[:16])
+}
+
+// snapshotBefore returns the snapshot of a sandbox that an idempotency key made
+// before, or none.
+func (m *Manager) snapshotBefore(ctx context.Context, id sandbox.ID, req sandbox.SnapshotRequest, key string) (sandbox.Snapshot, error) {
+	if key == "" {
+		return sandbox.Snapshot{}, nil
+	}
+	all, err := m.state.Snapshots(ctx, sandbox.SnapshotFilter{Sandbox: id})
+	for _, s := range all {
+		switch {
+		case s.Key != key:
+		case s.Name != req.Name || s.Comment != req.Comment:
+			return s, sandbox.Errorf(sandbox.ErrConflict, "idempotency_mismatch", "the idempotency key was used for another request, which made snapshot %s: use a new key", s.ID)
+		default:
+			return s, nil
+		}
+	}
+	return sandbox.Snapshot{}, err
 }
 
 // imageBelow is the image a sandbox's files stand on, without what other
@@ -105,7 +148,7 @@ func (m *Manager) imageBelow(ctx context.Context, sb sandbox.Sandbox, r state.Ro
 // isUpper tells layers that sandboxes wrote from those that were imported.
 func isUpper(layer string) bool { return strings.HasPrefix(layer, rootfs.UpperPrefix) }
 
-func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, snap sandbox.Snapshot) (sandbox.Snapshot, error) {
+func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, r state.Root, snap sandbox.Snapshot, f *frozen) (sandbox.Snapshot, error) {
 	idle := sb.Status == sandbox.StatusStopped
 	if !idle {
 		info, err := b.guest.Ping(ctx)
@@ -115,6 +158,9 @@ func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, 
 		idle = info.Live == 0
 	}
 	if idle {
+		if err := f.room(ctx, snap.Layers, snap.SizeBytes); err != nil {
+			return snap, err
+		}
 		frozen, err := m.freezeRoot(ctx, b, sb, r, snap)
 		if code := sandbox.CodeOf(err); code != codeRootBusy && code != codeMountPoint {
 			return frozen, err
@@ -122,12 +168,12 @@ func (m *Manager) freezeOrCopy(ctx context.Context, b *box, sb sandbox.Sandbox, 
 	}
 	// A copy lies on what the sandbox stands on, not on what it could.
 	snap.Layers = append(slices.Clone(r.Stack), snap.Layers[len(snap.Layers)-1])
-	return m.copyRoot(ctx, b, sb, snap)
+	return m.copyRoot(ctx, b, sb, snap, f)
 }
 
 // copyRoot makes a layer of what the upper holds now, with all processes of
 // the sandbox held meanwhile.
-func (m *Manager) copyRoot(ctx context.Context, b *box, sb sandbox.Sandbox, snap sandbox.Snapshot) (_ sandbox.Snapshot, err error) {
+func (m *Manager) copyRoot(ctx context.Context, b *box, sb sandbox.Sandbox, snap sandbox.Snapshot, f *frozen) (_ sandbox.Snapshot, err error) {
 	snap.Live = true
 	if err := m.state.ReserveSnapshot(ctx, snap); err != nil {
 		return snap, err
@@ -147,6 +193,9 @@ func (m *Manager) copyRoot(ctx context.Context, b *box, sb sandbox.Sandbox, snap
 	if len(on) > 0 { // it has what changed since those only
 		snap.Layers = slices.Concat(snap.Layers[:len(snap.Layers)-1], on, []string{layer})
 		snap.SizeBytes, snap.Files = 0, 0 // of its own layer; counted soon
+	}
+	if err := f.room(ctx, snap.Layers, 0); err != nil {
+		return snap, err
 	}
 	return snap, m.state.PutSnapshot(ctx, snap, m.cfg.BootID)
 }
@@ -182,7 +231,7 @@ func (m *Manager) wholeRoot(ctx context.Context, id sandbox.ID, sb sandbox.Sandb
 }
 
 // afterSnapshot does in the background what a new snapshot leaves to do.
-func (m *Manager) afterSnapshot(snap sandbox.Snapshot) {
+func (m *Manager) afterSnapshot(snap sandbox.Snapshot, full bool) {
 	m.spawn(func() {
 		if !snap.Durable {
 			pause(m.life, syncDelay)
@@ -193,7 +242,7 @@ func (m *Manager) afterSnapshot(snap sandbox.Snapshot) {
 		if snap.Files == 0 {
 			m.countLayer(m.life, snap)
 		}
-		if len(snap.Layers) >= flattenAt {
+		if len(snap.Layers) >= flattenAt || full {
 			m.flatten(m.life, snap)
 		}
 	})
@@ -254,7 +303,7 @@ func (m *Manager) tryFlatten(ctx context.Context, snap sandbox.Snapshot) error {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil
 	}
-	if err != nil || len(snap.Layers) < flattenAt || len(base) > len(snap.Layers) || !slices.Equal(snap.Layers[:len(base)], base) {
+	if err != nil || len(base) > len(snap.Layers) || !slices.Equal(snap.Layers[:len(base)], base) {
 		return err
 	}
 	own := snap.Layers[len(base):]
@@ -460,7 +509,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 	g.SetLimit(forksAtOnce)
 	for i := range specs {
 		g.Go(func() error {
-			sb, err := m.Create(ctx, sandbox.CreateRequest{Spec: specs[i], Actor: req.Actor})
+			sb, err := m.Create(ctx, sandbox.CreateRequest{Spec: specs[i], Actor: req.Actor, IdempotencyKey: req.KeyOf(i)})
 			if err != nil {
 				errs[i] = err
 				out[i] = sandbox.Fork{Error: explain(err), Code: sandbox.CodeOf(err)}
@@ -507,7 +556,7 @@ func (m *Manager) forkSource(ctx context.Context, ref string, req sandbox.ForkRe
 		}
 		return s, serr
 	}
-	return m.Snapshot(ctx, string(sb.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Comment: "so that it could be forked", Actor: req.Actor})
+	return m.Snapshot(ctx, string(sb.ID), sandbox.SnapshotRequest{Kind: sandbox.SnapshotFork, Comment: "so that it could be forked", Actor: req.Actor, IdempotencyKey: req.KeyOf(0)})
 }
 
 // forkSpec is the spec of the i-th sandbox a fork asks for.
@@ -600,20 +649,29 @@ func (m *Manager) stateOf(ctx context.Context, ref string) (stateRef, error) {
 // empty for the files that to began with. Only what was written since they
 // parted is looked at. The files of a sandbox may change meanwhile.
 func (m *Manager) Diff(ctx context.Context, from, to string, emit func(sandbox.FileChange) error) error {
-	m.imports.RLock()
-	defer m.imports.RUnlock()
-	b, err := m.stateOf(ctx, to)
+	a, b, done, err := m.parted(ctx, from, to)
 	if err != nil {
 		return err
 	}
-	a := stateRef{stack: b.began}
-	if from != "" {
-		if a, err = m.stateOf(ctx, from); err != nil {
-			return err
-		}
-	}
+	defer done()
 	if a.upper != "" {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_diff", "the earlier state must be a snapshot: take one of %s first, or name the sandbox second", strings.TrimSpace(from))
 	}
 	return m.roots.Diff(ctx, a.stack, b.stack, b.upper, emit)
+}
+
+// parted reads the two states of a Diff, whose layers stay until done: emit
+// takes as long as a client does.
+func (m *Manager) parted(ctx context.Context, from, to string) (a, b stateRef, done func(), err error) {
+	m.imports.RLock()
+	defer m.imports.RUnlock()
+	if b, err = m.stateOf(ctx, to); err != nil {
+		return a, b, nil, err
+	}
+	if a.stack = b.began; from != "" {
+		if a, err = m.stateOf(ctx, from); err != nil {
+			return a, b, nil, err
+		}
+	}
+	return a, b, m.keep(&sandbox.ImageSource{Layers: slices.Concat(a.stack, b.stack)}), nil
 }

@@ -1,13 +1,19 @@
 package runtime
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	goruntime "runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/runtime/guest"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -369,6 +375,204 @@ func TestCollectionsDoNotPileUp(t *testing.T) {
 	}
 	h.imports.RUnlock()
 	h.layersAgree(t)
+}
+
+// TestExportsHoldUpNoCollection: while a client reads an archive slowly, what
+// others remove goes, and what the archive is made of stays until it ends.
+func TestExportsHoldUpNoCollection(t *testing.T) {
+	h, _ := openWithLibrary(t)
+	pulled(t, h, "app")
+	for kind, export := range map[string]func(ref string) (io.ReadCloser, error){
+		"snapshot": func(ref string) (io.ReadCloser, error) { return h.ExportSnapshot(t.Context(), ref) },
+		"image": func(ref string) (io.ReadCloser, error) {
+			return h.ExportImage(t.Context(), sandbox.ExportRequest{Source: ref})
+		},
+	} {
+		var snaps []sandbox.Snapshot
+		for _, name := range []string{kind + "-sent", kind + "-other"} {
+			create(t, h, sandbox.Spec{Name: name, Image: "app"})
+			snaps = append(snaps, snap(t, h, name))
+			if _, err := h.Remove(t.Context(), name, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		gone := func(s sandbox.Snapshot) func() bool {
+			return func() bool {
+				have, _ := fakeRoots{h.k}.Layers()
+				return !slices.Contains(have, s.Layers[len(s.Layers)-1])
+			}
+		}
+		r, err := export(string(snaps[0].ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range snaps {
+			if _, err := h.RemoveSnapshot(t.Context(), string(s.ID), ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !testenv.Within(10*time.Second, gone(snaps[1])) {
+			t.Errorf("%s: a slow export keeps another's layer", kind)
+		}
+		if gone(snaps[0])() {
+			t.Errorf("%s: the layer under export is gone", kind)
+		}
+		if _, err := io.Copy(io.Discard, r); err != nil {
+			t.Errorf("%s: the rest of the export: %v", kind, err)
+		}
+		if !testenv.Within(10*time.Second, gone(snaps[0])) {
+			t.Errorf("%s: the layer stays after the export", kind)
+		}
+	}
+}
+
+// stalled is an archive whose sender stops in its middle until let go.
+type stalled struct {
+	io.Reader
+	at   chan struct{} // closed when it stops
+	rest chan struct{}
+}
+
+func stallIn(b []byte, n int) *stalled {
+	s := &stalled{at: make(chan struct{}), rest: make(chan struct{})}
+	s.Reader = io.MultiReader(bytes.NewReader(b[:n]), readerFunc(func([]byte) (int, error) {
+		close(s.at)
+		<-s.rest
+		return 0, io.EOF
+	}), bytes.NewReader(b[n:]))
+	return s
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// TestImportsAndBuildsHoldUpNoCollection: while one sends an archive slowly, a
+// registry answers one slowly or one builds, what another removes goes. What
+// the operation made, or found there, stays until it ends.
+func TestImportsAndBuildsHoldUpNoCollection(t *testing.T) {
+	for name, begin := range map[string]func(t *testing.T, h *house, s sandbox.Snapshot, archive []byte) (mine []string, end func() error){
+		"snapshot import": func(t *testing.T, h *house, s sandbox.Snapshot, archive []byte) ([]string, func() error) {
+			last := bytes.LastIndex(archive, []byte(carriedRecord)) // all layers came
+			in, done := stallIn(archive, last), make(chan error, 1)
+			go func() {
+				_, err := h.ImportSnapshot(t.Context(), "copy", "uid:1", in)
+				done <- err
+			}()
+			<-in.at
+			return []string{fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(s.Layers[len(s.Layers)-1])))}, func() error { close(in.rest); return <-done }
+		},
+		"pull": func(t *testing.T, h *house, _ sandbox.Snapshot, _ []byte) ([]string, func() error) {
+			lib, done := h.cfg.Library.(*slowLibrary), make(chan error, 1)
+			go func() {
+				_, err := h.PullImage(t.Context(), sandbox.PullRequest{Reference: "slow"}, nil)
+				done <- err
+			}()
+			<-lib.at
+			return []string{"layer of docker.io/library/slow:latest"}, func() error { close(lib.rest); return <-done }
+		},
+		"build": func(t *testing.T, h *house, _ sandbox.Snapshot, _ []byte) ([]string, func() error) {
+			ctx, release := h.HoldLayers(t.Context())
+			if _, err := h.ImportImage(t.Context(), sandbox.ImportRequest{Name: "base"}, strings.NewReader("base")); err != nil {
+				t.Fatal(err)
+			}
+			base, err := h.Image(ctx, "base")
+			if err != nil {
+				t.Fatal(err)
+			}
+			empty, err := h.Scratch(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			base.Name = ""
+			sb := step(t, h, base)
+			made, err := h.FreezeStep(ctx, string(sb.ID), base)
+			if err == nil {
+				err = h.PutBuildStep(ctx, "k", made)
+			}
+			if err == nil {
+				_, err = h.Remove(t.Context(), string(sb.ID), "")
+			}
+			if err == nil {
+				err = h.RemoveImage(t.Context(), "base")
+			}
+			if err == nil {
+				_, err = h.PruneBuildCache(t.Context(), sandbox.BuildCachePrune{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			made.Name, made.Digest = "built", "sha256:x"
+			return append(made.Layers, empty.Layers...), func() error { defer release(); return h.PutBuilt(ctx, made) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := open(t, newKernel(t), t.TempDir())
+			h.cfg.Library = &slowLibrary{at: make(chan struct{}), rest: make(chan struct{}), roots: fakeRoots{h.k}}
+			img, err := h.ImportImage(t.Context(), sandbox.ImportRequest{Name: "app"}, strings.NewReader("app"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			create(t, h, sandbox.Spec{Name: "dev", Image: img.Name})
+			kept, other := snap(t, h, "dev"), snap(t, h, "dev")
+			r, err := h.ExportSnapshot(t.Context(), string(kept.ID))
+			if err != nil {
+				t.Fatal(err)
+			}
+			archive, err := io.ReadAll(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Remove(t.Context(), "dev", ""); err != nil {
+				t.Fatal(err)
+			}
+			has := func(layers ...string) bool {
+				have, _ := fakeRoots{h.k}.Layers()
+				return !slices.ContainsFunc(layers, func(l string) bool { return !slices.Contains(have, l) })
+			}
+			mine, end := begin(t, h, kept, archive)
+			if _, err := h.RemoveSnapshot(t.Context(), string(other.ID), ""); err != nil {
+				t.Fatal(err)
+			}
+			if !testenv.Within(10*time.Second, func() bool { return !has(other.Layers[len(other.Layers)-1]) }) {
+				t.Error("another's layer is not collected")
+			}
+			if !has(mine...) {
+				t.Errorf("of what is held, %v, something is gone", mine)
+			}
+			if err := end(); err != nil {
+				t.Errorf("the operation: %v", err)
+			}
+			if !has(mine[0]) {
+				t.Error("what the operation named is gone")
+			}
+			h.layersAgree(t)
+		})
+	}
+}
+
+// slowLibrary brings a layer, and waits for the next.
+type slowLibrary struct {
+	fakeLibrary
+	roots    fakeRoots
+	at, rest chan struct{}
+}
+
+func (l *slowLibrary) Import(ctx context.Context, req sandbox.ImportRequest, r io.Reader) (sandbox.Image, error) {
+	return l.roots.ImportTar(ctx, req.Name, r)
+}
+
+func (l *slowLibrary) Pull(ctx context.Context, req sandbox.PullRequest, report func(sandbox.ImageProgress)) (sandbox.Image, error) {
+	layer := "layer of docker.io/library/slow:latest"
+	sandbox.HoldLayers(ctx, layer)
+	err := l.roots.step("rootfs.import", func() { l.roots.layers[layer] = true })
+	close(l.at)
+	<-l.rest
+	img, perr := l.fakeLibrary.Pull(ctx, req, report)
+	return img, errors.Join(err, perr)
 }
 
 // TestSnapshotBesideABlockedVolume: what a workload put in the way of a mount

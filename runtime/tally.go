@@ -71,7 +71,7 @@ const (
 func (t *tally) state() cost.BudgetState {
 	b := t.row.Budget
 	s := cost.BudgetState{
-		StoredBudget: t.row.StoredBudget, LimitText: b.Meter.Format(b.Limit), Spent: t.spent, SpentText: b.Meter.Format(t.spent),
+		StoredBudget: t.row.StoredBudget, Limit: b.Meter.FormatLimit(b.Limit), Spent: b.Meter.Format(t.spent),
 		Percent: b.Percent(t.spent), Since: t.span.Start, Until: t.span.End, Holds: t.holds, Fired: t.row.Mark.Fired,
 	}
 	if t.err != nil {
@@ -403,7 +403,7 @@ func (m *Manager) readStakes(t *tally, once func() map[sandbox.ID]sandbox.NetCou
 		x := &s.box.meter
 		x.mu.Lock()
 		if x.begun {
-			x.now = x.now.next(now(), m.measure(s.box, x.slot, net), x.now.Status)
+			m.advance(x, x.now.next(now(), m.measure(s.box, x.slot, net), x.now.Status))
 		}
 		x.mu.Unlock()
 	}

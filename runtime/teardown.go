@@ -272,6 +272,9 @@ func (m *Manager) cleanUp(id sandbox.ID, slot int) {
 	if err == nil {
 		err = m.removeOwn(ctx, id)
 	}
+	if r, rerr := m.state.RootOf(ctx, id); rerr == nil && err == nil { // of snapshots that were removed before
+		m.collectAfter(r.Stack, r.Image.Layers)
+	}
 	if err != nil {
 		m.log.ErrorContext(ctx, "clean up after a sandbox: tried again later", "sandbox", id, "err", err)
 		m.later(func() {

@@ -13,6 +13,7 @@ func (m *Manager) Inspect(ctx context.Context, ref string) (sandbox.Sandbox, err
 	if err != nil {
 		return sb, err
 	}
+	m.lookForFiles(ctx, &sb)
 	sb.Usage = m.usage(sb)
 	if b := m.box(sb.ID); b != nil {
 		sb.Fault = b.faultNow()

@@ -15,6 +15,9 @@ const (
 	// drainTimeout is how long a sandbox outlives its main process for the
 	// sake of clients that still take output.
 	drainTimeout = 10 * time.Second
+	// returnTimeout is how long clients of an earlier daemon have to come back to
+	// a main process that ended meanwhile.
+	returnTimeout = 5 * time.Second
 	// oomWindow is how close to a counted OOM kill a SIGKILL must come to be
 	// called one.
 	oomWindow = 5 * time.Second
@@ -209,14 +212,13 @@ func (a *attached) Exit() (sandbox.ExitStatus, bool) {
 	return e, ok
 }
 
-// Close lets go; a second call does nothing.
+// Close lets go; a second call does nothing, whoever makes it: who reads and
+// who is told that nobody waits any more do so at once.
 func (a *attached) Close() error {
-	a.closed.Store(true)
-	if a.leave == nil {
+	if a.closed.Swap(true) {
 		return nil
 	}
 	a.leave()
-	a.leave = nil
 	a.heard()
 	if a.main != nil {
 		a.b.mu.Lock()

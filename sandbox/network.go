@@ -257,6 +257,13 @@ func (r NetworkRule) MatchesPort(protocol string, port uint16) bool {
 		slices.ContainsFunc(r.Ports, func(p PortRange) bool { return p.First <= port && port <= p.Last })
 }
 
+// opensBeside reports whether the rule, about a name, opens a TCP port other
+// than 80 of a host that the pattern means.
+func (r NetworkRule) opensBeside(pattern string) bool {
+	return (r.MatchesName(pattern) || r.Domain != "" && MatchesDomain(pattern, r.Domain)) && (r.Protocol == "" || r.Protocol == ProtocolTCP) &&
+		(len(r.Ports) == 0 || slices.ContainsFunc(r.Ports, func(p PortRange) bool { return p != PortRange{80, 80} }))
+}
+
 // Rules returns the parsed allow and deny lists of a valid policy.
 func (p NetworkPolicy) Rules() (allow, deny []NetworkRule, err error) {
 	if allow, err = parseRules(p.Allow); err != nil {
@@ -304,7 +311,8 @@ func (p NetworkPolicy) Validate() error {
 	if len(p.Allow) > 0 && !p.Connected() {
 		return bad("network allow: needs mode allow, or open for private ranges the operator admits")
 	}
-	if _, _, err := p.Rules(); err != nil {
+	allow, _, err := p.Rules()
+	if err != nil {
 		return err
 	}
 	if len(p.DNS) > 3 {
@@ -326,7 +334,7 @@ func (p NetworkPolicy) Validate() error {
 	if err := p.Limits.validate(); err != nil {
 		return err
 	}
-	return p.HTTP.validate(p.Connected())
+	return p.HTTP.validate(p.Mode, allow)
 }
 
 func (l NetworkLimits) validate() error {
@@ -338,17 +346,29 @@ func (l NetworkLimits) validate() error {
 	return nil
 }
 
-func (g *HTTPGate) validate(connected bool) error {
+func (g *HTTPGate) validate(mode NetworkMode, allow []NetworkRule) error {
 	bad := func(format string, args ...any) error { return Errorf(ErrInvalid, "invalid_gate", format, args...) }
 	if g == nil {
 		return nil
 	}
-	if !connected {
+	if mode != NetworkAllow && mode != NetworkOpen {
 		return bad("http gate: needs mode allow or open")
 	}
 	for _, text := range g.Rules {
-		if _, err := ParseRequestRule(text); err != nil {
+		rule, err := ParseRequestRule(text)
+		if err != nil {
 			return err
+		}
+		if len(rule.Methods) == 0 && rule.Path == "/*" {
+			continue // it confines to nothing
+		}
+		if mode == NetworkOpen {
+			return bad("http rule %.80q: request rules hold on port 80 alone, and mode open opens every other port of the host: use mode allow with %s:80", text, rule.Host)
+		}
+		for _, a := range allow {
+			if a.opensBeside(rule.Host) {
+				return bad("http rule %.80q: request rules hold on port 80 alone, and allow rule %.80q opens other ports of the host: write %s:80 there", text, a.String(), a.Domain)
+			}
 		}
 	}
 	for _, c := range g.Inject {

@@ -125,6 +125,8 @@ func TestNetworkPolicyValidate(t *testing.T) {
 		"group":  {Mode: NetworkAllow, Group: "team"},
 		"listed": {Mode: NetworkAllow, Allow: []string{"*.example.com:443"}, Deny: []string{"bad.example.com"}},
 		"gate":   {Mode: NetworkOpen, HTTP: secret("api.example.com", "Authorization", "token")},
+		"rules":  {Mode: NetworkAllow, Allow: []string{"a.example.com:80", "b.example.com:443", "*.example.org:80/tcp", "a.example.com:443/udp", "192.0.2.1"}, HTTP: &HTTPGate{Rules: []string{"GET a.example.com/x", "PUT *.example.org", "b.example.com"}}},
+		"open":   {Mode: NetworkOpen, HTTP: &HTTPGate{Rules: []string{"example.com"}}},
 		"rates":  {Mode: NetworkOpen, Limits: NetworkLimits{EgressBPS: 50_000_000}},
 	} {
 		if err := p.Validate(); err != nil {
@@ -150,6 +152,19 @@ func TestNetworkPolicyValidate(t *testing.T) {
 	} {
 		if err := c.p.Validate(); CodeOf(err) != c.code {
 			t.Errorf("%s: %v, want code %s", name, err, c.code)
+		}
+	}
+	// Request rules that a permitted port would lead past.
+	for allow, rule := range map[string]string{
+		"a.example.com": "GET a.example.com/x", "a.example.com:443": "GET a.example.com", "a.example.com:80,8080": "a.example.com/x", "a.example.com:79-80": "PUT a.example.com",
+		"*.example.com": "GET a.example.com", "b.example.com:8080/tcp": "GET *.example.com/x", "*.b.example.com": "GET *.example.com", "*": "GET a.example.com", "c.example.com": "GET */x",
+	} {
+		p := NetworkPolicy{Mode: NetworkAllow, Allow: []string{"d.example.org:80", allow}, HTTP: &HTTPGate{Rules: []string{rule}}}
+		if err := p.Validate(); CodeOf(err) != "invalid_gate" {
+			t.Errorf("allow %s, rule %s: %v", allow, rule, err)
+		}
+		if p.Mode, p.Allow = NetworkOpen, nil; CodeOf(p.Validate()) != "invalid_gate" {
+			t.Errorf("open, rule %s: %v", rule, p.Validate())
 		}
 	}
 }

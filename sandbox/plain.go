@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -14,6 +16,26 @@ func Plain(s string) string { return plain(s, "") }
 
 // PlainText is Plain for several lines: their ends and tabs stay.
 func PlainText(s string) string { return plain(s, "\n\t") }
+
+// PlainJSON is the same JSON with Plain's characters as \u codes. Beyond ASCII
+// they stand within strings alone, and so does U+007F.
+func PlainJSON(b []byte) []byte {
+	var out []byte
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		switch {
+		case r < 0x7f || r == utf8.RuneError || !steers(r):
+			out = append(out, b[:n]...)
+		case r > 0xffff:
+			hi, lo := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, hi, lo)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+		b = b[n:]
+	}
+	return out
+}
 
 func plain(s, keep string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return steers(r) && !strings.ContainsRune(keep, r) }) {

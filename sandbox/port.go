@@ -30,6 +30,13 @@ type PortRequest struct {
 	Public   bool       `json:"public,omitempty" doc:"Let requests by its host name in without a token; tcp only."`
 }
 
+// HostName is a name that host names lead by, and the owner to whose sandboxes.
+type HostName struct {
+	Name   string    `json:"name"`
+	Owner  string    `json:"owner" doc:"Who holds it."`
+	UsedAt time.Time `json:"used_at" doc:"When its last sandbox was created or ended."`
+}
+
 // NewPortID returns a fresh random id: "po" and 12 lowercase base32
 // characters.
 func NewPortID() string { return "po" + randomName() }

@@ -18,6 +18,12 @@ type ProcessSpec struct {
 	Tag            string            `json:"tag,omitempty" maxLength:"63" doc:"A word of the caller's to find it by."`
 	ImageCommand   bool              `json:"image_command,omitempty" doc:"Run as the image says: argv are arguments of its entrypoint and stand in place of its cmd; null argv means the image's own."`
 	Main           bool              `json:"main,omitempty" doc:"When this process ends the sandbox ends with it: reason exited, oom or timeout."`
+
+	// IdempotencyKey, when not empty, makes a repeated request return the
+	// process the first one started, or say that it has run: ErrConflict with
+	// code already_run. The same key with another command is
+	// idempotency_mismatch. The wire has it as a header.
+	IdempotencyKey string `json:"-"`
 }
 
 // WindowSize is the size of a terminal in characters.

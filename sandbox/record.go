@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"math"
 	"net/netip"
 	"time"
 )
@@ -69,22 +70,25 @@ type Usage struct {
 // up is added, what tells the present is u's, peaks are the higher.
 func (u Usage) Add(earlier Usage) Usage {
 	u.CPUSeconds += earlier.CPUSeconds
-	u.CPUMicros += earlier.CPUMicros
 	u.CPUUserSeconds += earlier.CPUUserSeconds
 	u.CPUSystemSeconds += earlier.CPUSystemSeconds
-	u.CPUThrottled += earlier.CPUThrottled
 	u.MemoryPeakBytes = max(u.MemoryPeakBytes, earlier.MemoryPeakBytes)
-	u.OOMKills += earlier.OOMKills
 	u.PIDsPeak = max(u.PIDsPeak, earlier.PIDsPeak)
-	u.PIDsDenied += earlier.PIDsDenied
-	u.IOReadBytes += earlier.IOReadBytes
-	u.IOWriteBytes += earlier.IOWriteBytes
-	u.NetRxBytes += earlier.NetRxBytes
-	u.NetTxBytes += earlier.NetTxBytes
-	u.NetRxPackets += earlier.NetRxPackets
-	u.NetTxPackets += earlier.NetTxPackets
-	u.NetDropped += earlier.NetDropped
+	before := earlier.counters()
+	for i, c := range u.counters() {
+		if *c += *before[i]; *c < *before[i] { // stays at the bound
+			*c = math.MaxUint64
+		}
+	}
 	return u
+}
+
+// counters are the numbers that count up, the exact ones.
+func (u *Usage) counters() []*uint64 {
+	return []*uint64{
+		&u.CPUMicros, &u.CPUThrottled, &u.OOMKills, &u.PIDsDenied, &u.IOReadBytes, &u.IOWriteBytes,
+		&u.NetRxBytes, &u.NetTxBytes, &u.NetRxPackets, &u.NetTxPackets, &u.NetDropped,
+	}
 }
 
 // NetCounters are what passed the link of a sandbox since it was created.

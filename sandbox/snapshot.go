@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"strings"
 	"time"
 )
@@ -51,6 +52,7 @@ type Snapshot struct {
 	Files     int64        `json:"files" doc:"In its own layer; 0 until counted."`
 	Live      bool         `json:"live,omitempty" doc:"Taken while processes were running, which were held meanwhile."`
 	Durable   bool         `json:"durable" doc:"On disk: survives a power cut too. So within seconds."`
+	Key       string       `json:"key,omitempty" doc:"Hash of the idempotency key it was asked for with."`
 }
 
 // SnapshotFilter chooses snapshots of a listing.
@@ -67,6 +69,9 @@ type SnapshotRequest struct {
 	Kind    SnapshotKind `json:"-"`
 	Process ProcessID    `json:"-"`
 	Actor   string       `json:"-"`
+	// IdempotencyKey, when not empty, makes a repeated request for the same
+	// sandbox return the snapshot the first one made, while that is there.
+	IdempotencyKey string `json:"-"`
 }
 
 // Validate checks what a person wrote.
@@ -102,6 +107,18 @@ type ForkRequest struct {
 	// Amend, unless nil, is shown the spec of each new sandbox, and may change
 	// or refuse it.
 	Amend func(*Spec) error `json:"-"`
+
+	// IdempotencyKey, when not empty, makes a repeated request return the
+	// sandboxes the first one made.
+	IdempotencyKey string `json:"-"`
+}
+
+// KeyOf is the idempotency key of the i-th sandbox.
+func (r ForkRequest) KeyOf(i int) string {
+	if r.IdempotencyKey == "" {
+		return ""
+	}
+	return fmt.Sprintf("fork\x00%s\x00%d", r.IdempotencyKey, i)
 }
 
 // NothingToFork is the error where a ref names nothing that could be forked.

@@ -76,13 +76,14 @@ const (
 	ReasonCrashed      Reason = "crashed"       // PID 1 died
 	ReasonHostRestart  Reason = "host_restart"  // the host went down under it
 	ReasonCreateFailed Reason = "create_failed" // it never came to run
+	ReasonFilesGone    Reason = "files_gone"    // it is stopped, and its files were lost meanwhile
 )
 
 // Reasons lists every end reason.
 func Reasons() []Reason {
 	return []Reason{
 		ReasonExited, ReasonCancelled, ReasonTTL, ReasonIdle, ReasonBudget, ReasonOOM, ReasonDisk,
-		ReasonPolicy, ReasonTimeout, ReasonCrashed, ReasonHostRestart, ReasonCreateFailed,
+		ReasonPolicy, ReasonTimeout, ReasonCrashed, ReasonHostRestart, ReasonCreateFailed, ReasonFilesGone,
 	}
 }
 

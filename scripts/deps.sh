@@ -3,6 +3,9 @@
 # Installs the Debian packages that are missing, or says how to when not root.
 set -euo pipefail
 
+# One at a time: a second call finds what the first has installed.
+{ exec 9> /var/tmp/sandboxd-deps.lock; } 2> /dev/null && flock 9
+
 missing=()
 for package in "$@"; do
   status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)
@@ -25,7 +28,7 @@ if [ ! -e $policy ]; then
   chmod +x $policy
   trap 'rm -f "$log" $policy' EXIT
 fi
-if ! { apt-get update -qq && apt-get install -qqy --no-install-recommends "${missing[@]}"; } > "$log" 2>&1; then
+if ! { apt-get update -qq && apt-get install -qqy -o DPkg::Lock::Timeout=600 --no-install-recommends "${missing[@]}"; } > "$log" 2>&1; then
   cat "$log" >&2
   exit 1
 fi

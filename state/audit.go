@@ -1,10 +1,14 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,15 +21,21 @@ const (
 	sqlAuditBase   = `SELECT seq, hash FROM audit_base`
 	sqlAppendAudit = `INSERT INTO audit (` + auditColumns + `) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlWalkAudit   = `SELECT ` + auditColumns + ` FROM audit WHERE seq > ? ORDER BY seq LIMIT ?`
-	sqlMoveBase    = `UPDATE audit_base SET (seq, hash) = (SELECT seq, hash FROM audit WHERE seq = ?1)
-		WHERE EXISTS (SELECT 1 FROM audit WHERE seq = ?1)`
-	sqlPruneAudit = `DELETE FROM audit WHERE seq <= ?`
+	sqlAuditOwners = `SELECT owner, count(*) FROM audit WHERE owner <> '' GROUP BY owner`
+	// What is displaced leaves its number and hash, without which the row after it
+	// cannot be checked: of rows in a sequence the last ones alone.
+	sqlEmptyAudit = `UPDATE audit SET owner = '', key = '', role = '', origin = '', operation = '', object = '', code = '', request = '', time = 0, status = 0
+		WHERE seq IN (SELECT seq FROM audit WHERE owner = ?1
+			AND NOT (status < 400 AND operation IN ('create-key', 'revoke-key', 'set-owner', 'remove-owner')) ORDER BY seq LIMIT ?2)
+		RETURNING seq`
+	sqlJoinAudit = `DELETE FROM audit WHERE owner = '' AND operation = '' AND seq BETWEEN ?1 - 1 AND ?2
+		AND EXISTS (SELECT 1 FROM audit AS next WHERE next.seq = audit.seq + 1 AND next.owner = '' AND next.operation = '')`
 )
 
 // Bounds of the audit.
 const (
-	keptAudit   = 1_000_000 // rows, the newest
-	pruneAudit  = 1000      // old rows that are deleted together
+	keptAudit   = 1_000_000 // rows
+	pruneAudit  = 1000      // old rows that are displaced together
 	walkAudit   = 1000      // rows of one reading of the whole
 	defaultPage = 100
 	maxPage     = 1000
@@ -85,23 +95,88 @@ func (t *tx) auditEnd() (seq int64, hash access.Sum, err error) {
 	return seq, hash, nil
 }
 
-// pruneAudit deletes the oldest rows now and then.
+// pruneAudit now and then displaces the oldest rows of the owners who have most,
+// until there are as many as are kept: whatever one owner does, it is that
+// owner's rows that go. Changes of keys and owners stay.
 func (t *tx) pruneAudit(last, added, kept int64) error {
 	if last/pruneAudit == (last-added)/pruneAudit || last <= kept {
 		return nil
 	}
-	upTo := last - kept
-	moved, err := t.changed(sqlMoveBase, upTo)
-	if err != nil || !moved {
-		return err // a row that somebody took away: nothing more is, or it would be covered up
+	has, rows, err := t.perOwner(sqlAuditOwners)
+	if err != nil {
+		return err
 	}
-	_, err = t.exec(sqlPruneAudit, upTo)
+	for owner, n := range displaced(has, rows-kept) {
+		if err := t.displaceAudit(owner, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perOwner reads how many rows each owner has, and adds them up.
+func (t *tx) perOwner(query string) (has map[string]int64, sum int64, err error) {
+	rows, err := t.all(query)
+	has = map[string]int64{}
+	for _, r := range rows {
+		var owner string
+		var n int64
+		if err := r.Scan(&owner, &n); err != nil {
+			return nil, 0, err
+		}
+		has[owner] = n
+		sum += n
+	}
+	return has, sum, err
+}
+
+// displaced says how many rows each owner loses so that over go: those who have
+// most come down to the same number.
+func displaced(has map[string]int64, over int64) map[string]int64 {
+	loses := map[string]int64{}
+	owners := slices.SortedFunc(maps.Keys(has), func(a, b string) int { return cmp.Compare(has[b], has[a]) })
+	left := -over // to those that come down
+	for i, o := range owners {
+		left += has[o]
+		n := int64(i + 1)
+		if i+1 < len(owners) && left < n*has[owners[i+1]] {
+			continue // the next does, too
+		}
+		for j, o := range owners[:n] {
+			level := max(left, 0) / n
+			if int64(j) < max(left, 0)%n {
+				level++
+			}
+			if over > 0 && has[o] > level {
+				loses[o] = has[o] - level
+			}
+		}
+		break
+	}
+	return loses
+}
+
+// displaceAudit takes away the oldest rows of an owner.
+func (t *tx) displaceAudit(owner string, n int64) error {
+	rows, err := t.all(sqlEmptyAudit, owner, n)
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	first, last := int64(math.MaxInt64), int64(0)
+	for _, r := range rows {
+		var seq int64
+		if err := r.Scan(&seq); err != nil {
+			return err
+		}
+		first, last = min(first, seq), max(last, seq)
+	}
+	_, err = t.exec(sqlJoinAudit, first, last)
 	return err
 }
 
 // Audit returns rows, the newest first.
 func (d *DB) Audit(ctx context.Context, q access.AuditQuery) ([]access.AuditRow, error) {
-	var where []string
+	where := []string{`operation <> ''`} // of others that were displaced the hash is left
 	var args []any
 	if q.Owner != "" {
 		where, args = append(where, `owner = ?`), append(args, q.Owner)
@@ -112,10 +187,7 @@ func (d *DB) Audit(ctx context.Context, q access.AuditQuery) ([]access.AuditRow,
 	if q.Before > 0 {
 		where, args = append(where, `seq < ?`), append(args, q.Before)
 	}
-	query := `SELECT ` + auditColumns + ` FROM audit`
-	if len(where) > 0 {
-		query += ` WHERE ` + strings.Join(where, ` AND `)
-	}
+	query := `SELECT ` + auditColumns + ` FROM audit WHERE ` + strings.Join(where, ` AND `)
 	if q.Limit <= 0 {
 		q.Limit = defaultPage
 	}
@@ -151,6 +223,9 @@ func (d *DB) VerifyAudit(ctx context.Context, anchor int64, want access.Sum) (ac
 			return access.AuditCheck{}, err
 		}
 		check := v.Result()
+		if check.OK && check.Displaced > 0 && check.Rows < d.auditKept { // not by us
+			check.OK, check.BrokenAt, check.Detail = false, check.FirstDisplaced, "rows were emptied while there was room for them"
+		}
 		if check.OK {
 			return check, nil
 		}

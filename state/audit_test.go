@@ -84,6 +84,7 @@ func TestAuditSaysWhichRow(t *testing.T) {
 		"hash":      {`UPDATE audit SET hash = zeroblob(32) WHERE seq = 4`, 4},
 		"short":     {`UPDATE audit SET hash = substr(hash, 1, 31) WHERE seq = 4`, 4},
 		"missing":   {`DELETE FROM audit WHERE seq = 4`, 4},
+		"emptied":   {`UPDATE audit SET owner = '', key = '', role = '', origin = '', operation = '', object = '', code = '', request = '', time = 0, status = 0 WHERE seq = 4`, 4},
 		"first":     {`DELETE FROM audit WHERE seq = 1`, 1},
 		"base":      {`UPDATE audit_base SET hash = randomblob(32)`, 1},
 		"moved":     {`UPDATE audit SET object = request, request = object WHERE seq = 4`, 4},
@@ -99,17 +100,62 @@ func TestAuditSaysWhichRow(t *testing.T) {
 	}
 }
 
-func TestAuditForgetsTheOldest(t *testing.T) {
+// TestAuditDisplacesWhoWritesMost: an owner who fills the audit loses rows; others,
+// and changes of keys, stay, and the chain can be checked.
+func TestAuditDisplacesWhoWritesMost(t *testing.T) {
 	d := open(t)
 	d.auditKept = 1500
-	for range 30 {
-		appendAudit(t, d, 100)
+	write := func(owner, operation string, n int) {
+		t.Helper()
+		rows := make([]access.AuditRow, n)
+		for i := range rows {
+			rows[i] = access.AuditRow{Time: time.Unix(1, 0), Owner: owner, Role: access.RoleDeveloper, Operation: operation, Status: 200}
+		}
+		if err := d.AppendAudit(t.Context(), rows, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count := func(owner string) (n int) {
+		for q := (access.AuditQuery{Owner: owner, Limit: 1000}); ; {
+			rows, err := d.Audit(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += len(rows)
+			if len(rows) < q.Limit {
+				return n
+			}
+			q.Before = rows[len(rows)-1].Seq
+		}
+	}
+	write("root", "create-key", 10)
+	for range 60 {
+		write("bob", "exec", 5)
+		write("alice", "exec", 95)
+	}
+	write("root", "exec", 2000) // the newest
+	if got := [...]int{count("bob"), count("alice"), count("root")}; got[0] != 300 || got[1] < 500 || got[2] < 500 || got[1]+got[2] < 1200 || got[1]+got[2] > 1200+pruneAudit {
+		t.Errorf("rows of bob, alice and root: %v", got)
+	}
+	keys := 0
+	if err := d.reader.QueryRowContext(t.Context(), `SELECT count(*) FROM audit WHERE operation = 'create-key'`).Scan(&keys); err != nil || keys != 10 {
+		t.Errorf("%d changes of keys are left, %v", keys, err)
+	}
+	all := 0
+	if err := d.reader.QueryRowContext(t.Context(), `SELECT count(*) FROM audit`).Scan(&all); err != nil || all > 2*(1500+pruneAudit) {
+		t.Errorf("%d rows with those that are displaced, %v", all, err)
 	}
 	c := verify(t, d, 0, access.Sum{})
-	if !c.OK || c.Last != 3000 || c.First != 1501 {
+	if !c.OK || c.Last != 8010 || c.Rows+c.Displaced != 8010 || c.Displaced == 0 {
 		t.Errorf("%+v", c)
 	}
-	if got := verify(t, d, 7, access.Sum{}); !got.OK || got.Detail == "" {
+	if got := verify(t, d, 700, access.Sum{}); !got.OK || got.Detail == "" {
 		t.Errorf("a hash of a row that is no longer kept: %+v", got)
+	}
+	if _, err := d.writer.ExecContext(t.Context(), `UPDATE audit SET object = 'x' WHERE owner = 'bob' AND seq < 1000`); err != nil {
+		t.Fatal(err)
+	}
+	if got := verify(t, d, 0, access.Sum{}); got.OK { // the control: a changed row between displaced ones
+		t.Errorf("a row was changed: %+v", got)
 	}
 }

@@ -29,6 +29,7 @@ const (
 	ballastPart   = 16 // of the file system, at most
 	ballastPieces = 16
 	ballastTick   = 2 * time.Second
+	closedSpare   = 64 << 10 // what file systems want for their own accounts
 )
 
 func ballastIn(dir string) (*ballast, error) {
@@ -123,6 +124,7 @@ func (d *DB) KeepBallast() error {
 					return
 				case <-tick.C:
 					_ = b.take(b.size) // it is tried again
+					d.keepRoom()
 				}
 			}
 		})

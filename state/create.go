@@ -52,6 +52,7 @@ const (
 		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlSetPoint  = `UPDATE sandboxes SET point = ?2 WHERE id = ?1`
 	sqlInsertKey = `INSERT INTO idempotency (owner, key, hash, sandbox) VALUES (?, ?, ?, ?)`
+	sqlFreeKey   = `DELETE FROM idempotency WHERE sandbox = ?`
 )
 
 // firstStatuses is the way of a new sandbox, as far as one create can go.

@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net/url"
@@ -114,6 +115,23 @@ func dsn(path string, readOnly bool) (string, error) {
 	return u.String(), nil
 }
 
+// chunk is what the database's file grows by. Its end is room for what lies in
+// the log: on a full disk the log is folded into it, and its own room is used again.
+const chunk = 1 << 20
+
+// connector opens connections to the database of this name.
+type connector string
+
+// Driver implements driver.Connector.
+func (connector) Driver() driver.Driver {
+	return &sqlite3.SQLiteDriver{ConnectHook: func(c *sqlite3.SQLiteConn) error {
+		return c.SetFileControlInt("main", sqlite3.SQLITE_FCNTL_CHUNK_SIZE, chunk)
+	}}
+}
+
+// Connect implements driver.Connector.
+func (c connector) Connect(context.Context) (driver.Conn, error) { return c.Driver().Open(string(c)) }
+
 func (d *DB) connect(path string) error {
 	for _, side := range []struct {
 		db          **sql.DB
@@ -127,10 +145,7 @@ func (d *DB) connect(path string) error {
 		if err != nil {
 			return fmt.Errorf("opening the database: %w", err)
 		}
-		db, err := sql.Open("sqlite3", name)
-		if err != nil {
-			return fmt.Errorf("opening the database %s: %w", path, err)
-		}
+		db := sql.OpenDB(connector(name))
 		db.SetMaxOpenConns(side.connections)
 		db.SetMaxIdleConns(side.connections)
 		*side.db = db
@@ -153,6 +168,12 @@ func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 	if d.installation, err = readInstallation(ctx, d.pool); err != nil {
 		return err
 	}
+	// With it, all that was read back from the log of an earlier daemon is
+	// written anew: see disk. While others have the file open it may do less.
+	// It comes before the first write: on a full disk that has the log's room.
+	if _, err := d.pool.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
+		return err
+	}
 	if err := migrate(ctx, d.pool, migrations()); err != nil {
 		return err
 	}
@@ -164,14 +185,10 @@ func (d *DB) prepare(ctx context.Context, path string, unclean bool) error {
 			return err
 		}
 	}
-	// With it, all that was read back from the log of an earlier daemon is
-	// written anew: see disk. While others have the file open it may do less.
-	if _, err := d.pool.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
-		return err
-	}
 	if d.log, err = openLog(path); err != nil {
 		return err
 	}
+	d.keepRoom()
 	d.disk = newDisk(func() error { return fdatasync(d.log) })
 	if d.writer, err = d.pool.Conn(ctx); err != nil {
 		return err
@@ -222,14 +239,19 @@ func skipLostNumbers(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// Close ends the connections; the last one folds the log into the database.
+// Close ends the connections; the last one folds the log into the database. What
+// room the log had the ballast takes, for the next start.
 func (d *DB) Close() error {
 	d.closePatient()
 	d.turn <- struct{}{} // never given back
 	close(d.full)
 	close(d.closing)
 	d.folded.Wait()
-	return translate(d.closeAll())
+	err := d.closeAll()
+	if b := d.ballast.Load(); b != nil {
+		_ = b.take(closedSpare)
+	}
+	return translate(err)
 }
 
 func (d *DB) closeAll() error {

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -110,6 +112,7 @@ func (k *disk) flush() {
 const (
 	checkpointEvery = 256
 	maxLog          = 16000
+	logRoom         = 2 << 20 // bytes, see keepRoom
 )
 
 // askCheckpoint is called in the writer's turn.
@@ -151,15 +154,33 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// fdatasync writes a file's content to disk, with what is needed to find it.
+// keepRoom reserves room for the log, unless there is little: what is committed on
+// a full disk goes there, and the next start, which empties the log, has it too.
+func (d *DB) keepRoom() {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	fd := int(d.log.Fd())
+	if errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)) == nil && st.Blocks*512 < logRoom && int64(fs.Bavail)*fs.Bsize > 4*logRoom {
+		_ = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, logRoom) // without it there is the ballast
+	}
+}
+
+// fdatasync writes a file's content to disk, with what is needed to find it. It
+// may run while the file is closed, as a flush that was put off does: its
+// descriptor is then no other file's.
 func fdatasync(f *os.File) error {
-	for {
-		err := syscall.Fdatasync(int(f.Fd()))
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, syscall.EINTR) {
-			return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		if raw.Control(func(fd uintptr) { err = syscall.Fdatasync(int(fd)) }) != nil {
+			return os.ErrClosed // it fails for nothing else
 		}
 	}
+	if err != nil {
+		return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
+	}
+	return nil
 }

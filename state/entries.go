@@ -13,9 +13,11 @@ import (
 )
 
 const (
-	entryColumns = `e.number, e.scope, e.target, e.key, e.kind, e.at, e.amount, e.meter, e.quantity, e.book, e.note, e.actor, e.owner, e.project,
+	// A key is written with its sender behind a tab, which neither a key nor one
+	// written before senders were, nor a cancellation's, has.
+	entryColumns = `e.number, e.scope, e.target, substr(e.key, 1, instr(e.key || char(9), char(9)) - 1), e.kind, e.at, e.amount, e.meter, e.quantity, e.book, e.note, e.actor, e.owner, e.project,
 		coalesce(e.cancels, 0), coalesce(e.made_at, 0), coalesce((SELECT c.number FROM entries c WHERE c.cancels = e.number), 0), e.beyond`
-	sqlEntry         = `SELECT ` + entryColumns + ` FROM entries e WHERE e.scope = ? AND e.target = ? AND e.key = ?`
+	sqlEntry         = `SELECT ` + entryColumns + ` FROM entries e WHERE e.scope = ?1 AND e.target = ?2 AND (e.key = ?3 || char(9) || ?4 OR e.key = ?3 AND e.actor = ?4)`
 	sqlEntryNumbered = `SELECT ` + entryColumns + ` FROM entries e WHERE e.number = ?`
 	sqlPutEntry      = `INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto)
 		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number`
@@ -35,8 +37,8 @@ const (
 		FROM entries` + ofOneTotal + ` AND NOT beyond`
 )
 
-// PutEntry takes an entry in, once for its key: existed reports that it was
-// there. A quantity costs what the total of its target's with this book costs
+// PutEntry takes an entry in, once for its key of its actor: existed reports
+// that it was there. A quantity costs what the total of its target's with this book costs
 // more than the one before, so that many small ones cost what one large one
 // does. On disk when it returns.
 //
@@ -51,7 +53,7 @@ func (d *DB) PutEntry(ctx context.Context, e cost.Entry, book *cost.Book, actor 
 		if err := t.mustLast(); err != nil {
 			return err
 		}
-		found, err := t.row(sqlEntry, string(e.Scope), e.ID, e.Key)
+		found, err := t.row(sqlEntry, string(e.Scope), e.ID, e.Key, actor)
 		if err == nil {
 			if p, err = scanEntry(found); err == nil {
 				existed = true
@@ -119,7 +121,7 @@ func (t *tx) post(e cost.Entry, book *cost.Book, actor string) (p cost.Posted, e
 	p.Charged, _ = charged.Nano()
 	more, _ := e.Quantity.Uint64() // within the bounds of an entry, as upto is in those of all
 	counted, _ := upto.Uint64()
-	n, err := t.number(sqlPutEntry, string(e.Scope), e.ID, e.Key, string(e.Kind), e.At.UnixMilli(), int64(p.Charged), string(e.Meter), int64(more), p.Book,
+	n, err := t.number(sqlPutEntry, string(e.Scope), e.ID, e.Key+"\t"+actor, string(e.Kind), e.At.UnixMilli(), int64(p.Charged), string(e.Meter), int64(more), p.Book,
 		e.Note, actor, p.Owner, p.Project, int64(counted))
 	p.Number = int64(n)
 	if err == nil {

@@ -47,15 +47,33 @@ func TestEntriesAreTakenOnce(t *testing.T) {
 	}
 	changed := entry(id, "k")
 	changed.Amount = 6
-	_, _, err := d.PutEntry(t.Context(), changed, nil, "")
+	_, _, err := d.PutEntry(t.Context(), changed, nil, "uid:0")
 	want(t, err, sandbox.ErrConflict, "idempotency_mismatch")
 	_, _, err = d.PutEntry(t.Context(), entry(sandbox.NewID(), "k"), nil, "")
 	want(t, err, sandbox.ErrNotFound, "sandbox_not_found")
-	if all, err := d.Entries(t.Context(), cost.EntryQuery{Limit: 10}); err != nil || len(all) != 2 || all[1] != first {
+	// Nobody else's key takes an entry's place, before it or after.
+	if p, existed, err := d.PutEntry(t.Context(), entry(id, "k"), nil, "alice"); err != nil || existed || p.Key != "k" || p.Number == first.Number {
+		t.Errorf("the key of another sender: %+v, %v, %v", p, existed, err)
+	}
+	// Nor does one stand in the way of a cancellation.
+	if _, _, err := d.PutEntry(t.Context(), entry(other, "cancel"), nil, "2"); err != nil {
+		t.Fatal(err)
+	}
+	if p, _, err := d.CancelEntry(t.Context(), 2, "wrong", "uid:0", ledgerStart); err != nil || p.ID != string(other) {
+		t.Errorf("cancel the entry of another target: %+v, %v", p, err)
+	}
+	if all, err := d.Entries(t.Context(), cost.EntryQuery{Limit: 10}); err != nil || len(all) != 5 || all[4] != first {
 		t.Errorf("%+v, %v", all, err)
 	}
 	if _, err := d.writer.ExecContext(t.Context(), `UPDATE entries SET amount = 0`); err == nil {
 		t.Error("an entry was changed")
+	}
+	// One of before senders were written with keys.
+	if _, err := d.writer.ExecContext(t.Context(), `INSERT INTO entries SELECT 99, scope, target, 'old', kind, at, amount, meter, quantity, book, upto, note, actor, owner, project, NULL, NULL FROM entries WHERE number = ?`, first.Number); err != nil {
+		t.Fatal(err)
+	}
+	if p, existed := post(t, d, entry(id, "old"), nil); !existed || p.Number != 99 || p.Key != "old" {
+		t.Errorf("the key of an entry of before: %+v, %v", p, existed)
 	}
 }
 

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -31,6 +32,9 @@ const (
 
 	sqlPutProcess = `INSERT INTO processes (sandbox, number, process, tail) VALUES (?1, ?2, ?3, ?4)
 		ON CONFLICT (sandbox, number) DO UPDATE SET process = ?3, tail = coalesce(?4, tail)`
+	sqlPutCommandKeys = `INSERT INTO command_keys (sandbox, keys) VALUES (?1, ?2) ON CONFLICT (sandbox) DO UPDATE SET keys = ?2`
+	sqlCommandKeys    = `SELECT coalesce((SELECT keys FROM command_keys WHERE sandbox = ?), x'')`
+
 	sqlLastProcess = `SELECT coalesce(max(number), 0) FROM processes WHERE sandbox = ?`
 	sqlProcesses   = `SELECT process, tail FROM processes WHERE sandbox = ? ORDER BY number`
 )
@@ -195,6 +199,25 @@ func (d *DB) LastProcess(ctx context.Context, id sandbox.ID) (number int64, err 
 	return number, err
 }
 
+// PutCommandKeys keeps what PID 1 of a sandbox that is being stopped knows of
+// idempotency keys, in place of what was kept before.
+func (d *DB) PutCommandKeys(ctx context.Context, id sandbox.ID, keys []byte) error {
+	return d.write(ctx, func(t *tx) error {
+		_, err := t.exec(sqlPutCommandKeys, string(id), keys)
+		return err
+	})
+}
+
+// CommandKeys returns what PutCommandKeys kept; nothing where that was not called.
+func (d *DB) CommandKeys(ctx context.Context, id sandbox.ID) (keys []byte, err error) {
+	found, err := d.first(ctx, sqlCommandKeys, string(id))
+	if err != nil {
+		return nil, err
+	}
+	err = found.Scan(&keys)
+	return bytes.Clone(keys), err
+}
+
 func scanProcess(s scanner) (r ProcessRecord, err error) {
 	var data []byte
 	if err := s.Scan(&data, &r.Tail); err != nil {
@@ -212,7 +235,7 @@ func writeStatements() []string {
 		sqlBegin, sqlCommit, sqlRollback,
 		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlFreeSlots, sqlLease, sqlLeaseReserved, sqlFree, sqlFreeOf,
 		sqlReserve, sqlRelease, sqlReleaseAll,
-		sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet, sqlPruneEnded, sqlPruneEvents,
+		sqlInsertSandbox, sqlInsertKey, sqlFreeKey, sqlPutCommandKeys, sqlSandbox, sqlStatus, sqlMove, sqlSet, sqlPruneEnded,
 		sqlInsertEvent, sqlImage, sqlPutImage, sqlUser, sqlDeleteImage, sqlPutProcess,
 		sqlRootOf, sqlBeginRoot, sqlEndRoot, sqlDropRoot,
 		sqlLedger, sqlInsertLedger, sqlLedgerBoot, sqlEndLedger, sqlPutReading, sqlDue, sqlThin, sqlLastAt, sqlRolled,

@@ -90,12 +90,25 @@ func makeInstallation(ctx context.Context, db *sql.DB) error {
 
 // quickCheck reads the whole file. What it finds is for people to mend.
 func quickCheck(ctx context.Context, db *sql.DB) error {
+	err := fault(ctx, db)
+	if found, ok := errors.AsType[faultError](err); ok {
+		return damaged(found)
+	}
+	return unreadable(err)
+}
+
+// faultError is what SQLite finds wrong in a file that it can read.
+type faultError string
+
+func (f faultError) Error() string { return string(f) }
+
+func fault(ctx context.Context, db *sql.DB) error {
 	var found string
 	err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&found)
 	if err == nil && found != "ok" {
-		return damaged(errors.New(found))
+		err = faultError(found)
 	}
-	return unreadable(err)
+	return err
 }
 
 // unreadable says what to do about an error that tells of a damaged file.

@@ -70,6 +70,31 @@ func TestKeysAndOwnersLast(t *testing.T) {
 	}
 }
 
+// TestOwnerSeen knows an owner by each kind of thing alone.
+func TestOwnerSeen(t *testing.T) {
+	d, at := open(t), time.Unix(1_790_000_000, 0).UTC()
+	p := params("")
+	p.Sandbox.Owner = "uid:1"
+	_, _, err := d.CreateSandbox(t.Context(), p)
+	for owner, err := range map[string]error{
+		"uid:1": err,
+		"uid:2": d.AddVolume(t.Context(), sandbox.Volume{Name: "v", Owner: "uid:2", CreatedAt: at}),
+		"uid:3": func() error {
+			_, err := d.PutSecret(t.Context(), sandbox.Secret{Name: "s", Owner: "uid:3"}, "x")
+			return err
+		}(),
+		"uid:4": d.AppendAudit(t.Context(), []access.AuditRow{{Owner: "uid:4", Time: at}}, true),
+		"bob":   d.InsertKey(t.Context(), access.Key{ID: "key_b", Owner: "bob", CreatedAt: at}, access.Owner{Name: "bob"}),
+	} {
+		if seen, serr := d.OwnerSeen(t.Context(), owner); err != nil || serr != nil || !seen {
+			t.Errorf("%s: seen %v, %v, %v", owner, seen, serr, err)
+		}
+	}
+	if seen, err := d.OwnerSeen(t.Context(), "uid:5"); err != nil || seen {
+		t.Errorf("nobody: seen %v, %v", seen, err)
+	}
+}
+
 func TestSecretsOfKeysAreNotInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	d := openAt(t, path)

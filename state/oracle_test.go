@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -130,68 +131,451 @@ func decimal(n *big.Int) string {
 	return s
 }
 
-// TestEntriesAgainstBig sends entries of any numbers and cancels some: what is
-// taken in, what is refused, and what all come to is as the oracle says.
-func TestEntriesAgainstBig(t *testing.T) {
-	r, d, n := anySeed(t), open(t), soak(30_000, 1500)
-	book := tokenBook("v", 7)
-	sum, tokens, refused, cancelled := new(big.Int), new(big.Int), 0, 0
-	var taken []cost.Posted
-	limit, all := big.NewInt(int64(cost.MaxEntry)), new(big.Int).Mul(big.NewInt(1e12), big.NewInt(1e9))
-	for i := range n {
-		e := cost.Entry{Key: fmt.Sprint(i), Kind: cost.KindCost, Scope: cost.ScopeOwner, ID: "uid:1", At: ledgerStart, Amount: cost.Nano(anyAmount(r))}
-		if r.IntN(2) == 0 {
-			e.Amount, e.Meter, e.Quantity = 0, "model.tokens", cost.Product(uint64(max(anyAmount(r), 0)), 1+r.Uint64N(3))
-		}
-		p, _, err := d.PutEntry(t.Context(), e, book, "")
-		amount := big.NewInt(int64(e.Amount))
-		ok := e.Amount != 0 && amount.CmpAbs(limit) <= 0 && new(big.Int).Add(sum, amount).CmpAbs(all) <= 0
-		if e.Meter != "" {
-			q, _ := new(big.Int).SetString(e.Quantity.String(), 10)
-			after := new(big.Int).Add(tokens, q)
-			ok = q.Sign() > 0 && q.Cmp(big.NewInt(int64(cost.MaxEntryQuantity))) <= 0 && after.Cmp(big.NewInt(1e18)) <= 0
-			if ok {
-				tokens = after
-			}
-		} else if ok {
-			sum.Add(sum, amount)
-		}
-		if ok != (err == nil) || err != nil && sandbox.ClassOf(err) == nil {
-			t.Fatalf("entry %+v: %v, the oracle says %v", e, err, ok)
+// ofEntry is all that reports tell entries apart by.
+type ofEntry struct {
+	scope          cost.Scope
+	id             string
+	owner, project string
+	kind           cost.Kind
+	meter          cost.Meter
+	book           string
+	at             int64
+}
+
+// total is what bounds and prices count by.
+func (o ofEntry) total() ofEntry { o.owner, o.project, o.at = "", "", 0; return o }
+
+// oracle adds entries up in numbers of any size: amounts, and quantities.
+type oracle map[ofEntry]*[2]big.Int
+
+func (o oracle) of(k ofEntry) *[2]big.Int {
+	if o[k] == nil {
+		o[k] = &[2]big.Int{}
+	}
+	return o[k]
+}
+
+func (o oracle) add(k ofEntry, amount, quantity *big.Int) {
+	for _, k := range []ofEntry{k, k.total()} { // a total has no time
+		x := o.of(k)
+		x[0].Add(&x[0], amount)
+		x[1].Add(&x[1], quantity)
+	}
+}
+
+var zero, maxCharge, maxMany = new(big.Int), big.NewInt(int64(cost.MaxEntry)), big.NewInt(int64(cost.MaxEntryQuantity))
+
+// judge says what becomes of an entry: its charge, or the code of its refusal.
+func (o oracle) judge(k ofEntry, amount, quantity *big.Int, book *cost.Book) (charged *big.Int, code string) {
+	charged = amount
+	switch {
+	case k.meter == "" && amount.Sign() == 0, k.meter != "" && (!k.meter.Custom() || quantity.Sign() == 0 || k.kind == cost.KindRevenue):
+		return nil, "invalid_entry"
+	case k.meter != "" && quantity.Cmp(maxMany) > 0:
+		return nil, "entry_too_large"
+	}
+	had := o.of(k.total())
+	if k.meter != "" {
+		price, ok := cost.Price{}, false
+		if book != nil {
+			price, ok = book.Prices[k.meter]
 		}
 		if !ok {
-			refused++
+			return nil, "unknown_meter"
+		}
+		rate := func(n *big.Int) *big.Int {
+			x := new(big.Int).Mul(n, big.NewInt(int64(price.Price)))
+			return x.Quo(x, big.NewInt(max(price.Per, 1)))
+		}
+		charged = new(big.Int).Sub(rate(new(big.Int).Add(&had[1], quantity)), rate(&had[1]))
+	}
+	sum, many := new(big.Int).Add(&had[0], charged), new(big.Int).Add(&had[1], quantity)
+	switch {
+	case charged.CmpAbs(maxCharge) > 0:
+		return nil, "entry_too_large"
+	case sum.CmpAbs(new(big.Int).Mul(maxCharge, big.NewInt(1000))) > 0 || many.Cmp(new(big.Int).Mul(maxMany, big.NewInt(1000))) > 0:
+		return nil, "entries_too_large"
+	}
+	return charged, ""
+}
+
+// noNumbers are texts that no amount and no quantity is read from.
+var noNumbers = []string{"NaN", "nan", "Inf", "-Inf", "1e30", "1E999", "0x10", "+1", "--1", "1.0000000001", "٣", "", "1 "}
+
+// ledgerTargets are of every scope, some of one owner and project.
+func ledgerTargets(t *testing.T, d *DB) (all []ofEntry) {
+	for i := range 4 {
+		p := params("")
+		p.Sandbox.Owner, p.Sandbox.Spec.Project = fmt.Sprint("uid:", i%2), fmt.Sprint("prj_", i/2)
+		sb, _, err := d.CreateSandbox(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, ofEntry{scope: cost.ScopeSandbox, id: string(sb.ID), owner: sb.Owner, project: sb.Spec.Project})
+	}
+	for i := range 2 {
+		owner, prj := fmt.Sprint("uid:", i), fmt.Sprint("prj_", i)
+		all = append(all, ofEntry{scope: cost.ScopeOwner, id: owner, owner: owner}, ofEntry{scope: cost.ScopeProject, id: prj, project: prj})
+	}
+	return all
+}
+
+// TestEntriesAgainstBig sends entries of any numbers, at the edges of days and
+// months, some of them again, and cancels some: what is taken in, what is
+// refused and how, and what all come to in each scope, period and kind is as
+// the oracle says.
+func TestEntriesAgainstBig(t *testing.T) {
+	r, n, dir := anySeed(t), soak(1_000_000, 1500), t.TempDir()
+	if n == 1_000_000 { // without waiting for a disk
+		var err error
+		if dir, err = os.MkdirTemp("/dev/shm", "ledger"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	}
+	d := openAt(t, filepath.Join(dir, "state.db"))
+	dear := tokenBook("dear", cost.MaxEntry)
+	dear.Prices["model.tokens"] = cost.Price{Price: cost.MaxEntry, Unit: "token"} // one token is the largest entry
+	books := []*cost.Book{tokenBook("v", 7), tokenBook("w", 999_999), dear, nil}
+	books[1].Prices["calls"] = cost.Price{Price: cost.MaxNano, Per: 1 << 40, Unit: "call"}
+	dollars := *tokenBook("dollars", 7)
+	dollars.Currency, dollars.From = "USD", dollars.From.AddDate(0, 0, 1)
+	if _, err := cost.NewShelf([]cost.Book{*books[0], dollars}); sandbox.CodeOf(err) != "invalid_prices" {
+		t.Errorf("a book of another currency: %v", err)
+	}
+	month := time.Date(2026, 10, 1, 0, 0, 0, 0, time.UTC)
+	var times []time.Time
+	for _, edge := range []time.Time{month, month.AddDate(0, 0, 1), month.AddDate(0, 1, 0)} {
+		times = append(times, edge.Add(-time.Nanosecond), edge, edge.Add(time.Millisecond-1), edge.In(time.FixedZone("", 14*3600)))
+	}
+	targets, ledger, seen := ledgerTargets(t, d), oracle{}, map[string]int{}
+	type kept struct {
+		cost.Posted
+		key  ofEntry
+		book *cost.Book
+	}
+	var some []kept // of those taken in
+	for i := range n {
+		k := targets[r.IntN(len(targets))]
+		book, at := books[r.IntN(len(books))], times[r.IntN(len(times))]
+		e := cost.Entry{Key: fmt.Sprint(i), Kind: cost.KindCost, Scope: k.scope, ID: k.id, At: at}
+		amount, quantity, err := zero, zero, error(nil)
+		if r.IntN(3) == 0 {
+			e.Kind = cost.KindRevenue
+		}
+		text := ""
+		if r.IntN(2) == 0 {
+			amount = big.NewInt(anyAmount(r))
+			if r.IntN(50) == 0 {
+				amount = new(big.Int).Mul(amount, big.NewInt(anyAmount(r)))
+			}
+			text = decimal(amount)
+		} else {
+			e.Meter = []cost.Meter{"model.tokens", "model.tokens", "model.tokens", "calls", "cpu"}[r.IntN(5)]
+			if r.IntN(10) > 0 {
+				e.Kind = cost.KindCost
+			}
+			quantity = new(big.Int).Mul(big.NewInt(max(anyAmount(r), 0)), big.NewInt(1+r.Int64N(3)))
+			if book == dear && r.IntN(4) > 0 {
+				quantity = big.NewInt(r.Int64N(3))
+			}
+			text = quantity.String()
+		}
+		junk := r.IntN(100) == 0
+		if junk {
+			text = noNumbers[r.IntN(len(noNumbers))]
+		}
+		if e.Meter == "" {
+			junk = junk || !amount.IsInt64()
+			err = e.Amount.UnmarshalText([]byte(text))
+		} else {
+			err = e.Quantity.UnmarshalText([]byte(text))
+		}
+		if junk != (err != nil) {
+			t.Fatalf("%q is read as %+v, %v", text, e, err)
+		}
+		if junk {
+			seen["no number"]++
 			continue
 		}
-		taken = append(taken, p)
-		if r.IntN(10) == 0 {
-			i := r.IntN(len(taken))
-			c := taken[i]
-			taken = append(taken[:i], taken[i+1:]...)
+		k.kind, k.meter, k.at = e.Kind, e.Meter, at.UTC().Truncate(time.Millisecond).UnixMilli()
+		if e.Meter != "" && book != nil {
+			k.book = book.Version
+		}
+		charged, code := ledger.judge(k, amount, quantity, book)
+		p, existed, err := d.PutEntry(t.Context(), e, book, "")
+		if (err == nil) != (code == "") || err != nil && sandbox.CodeOf(err) != code || existed {
+			t.Fatalf("entry %+v: %v, the oracle says %q", e, err, code)
+		}
+		seen[code]++
+		if err != nil {
+			continue
+		}
+		if int64(p.Charged) != charged.Int64() {
+			t.Fatalf("entry %+v is charged %s, want %s", e, p.Charged, decimal(charged))
+		}
+		ledger.add(k, charged, quantity)
+		if x := (kept{p, k, book}); len(some) < 10_000 {
+			some = append(some, x)
+		} else {
+			some[r.IntN(len(some))] = x
+		}
+		at2 := r.IntN(len(some))
+		switch c := some[at2]; r.IntN(20) {
+		case 0: // sent again, at another time
+			e := c.Entry
+			e.At = month
+			if x, existed, err := d.PutEntry(t.Context(), e, c.book, ""); err != nil || !existed || x.Number != c.Number {
+				t.Fatalf("again: %+v, %v", x, err)
+			}
+			e.Note = "other"
+			if _, _, err := d.PutEntry(t.Context(), e, c.book, ""); sandbox.CodeOf(err) != "idempotency_mismatch" {
+				t.Fatalf("another with its key: %v", err)
+			}
+		case 1, 2:
+			some = append(some[:at2], some[at2+1:]...)
 			for _, existed := range []bool{false, true} { // again is the same
-				if x, again, err := d.CancelEntry(t.Context(), c.Number, "wrong", "uid:0", ledgerStart.Add(time.Hour)); err != nil || x.Charged != -c.Charged || x.Cancels != c.Number || again != existed {
+				if x, again, err := d.CancelEntry(t.Context(), c.Number, "wrong", "uid:0", ledgerStart); err != nil || x.Charged != -c.Charged || x.Cancels != c.Number || again != existed || x.At.UnixMilli() != c.key.at {
 					t.Fatalf("%+v, %v", x, err)
 				}
 			}
-			cancelled++
-			if c.Meter == "" {
-				sum.Sub(sum, big.NewInt(int64(c.Charged)))
-			} else {
-				q, _ := new(big.Int).SetString(c.Quantity.String(), 10)
-				tokens.Sub(tokens, q)
+			seen["cancelled"]++
+			q, _ := new(big.Int).SetString(c.Quantity.String(), 10)
+			ledger.add(c.key, big.NewInt(-int64(c.Charged)), q.Neg(q))
+		}
+	}
+	t.Logf("%d entries: %v", n, seen)
+	for _, what := range []string{"", "no number", "cancelled", "invalid_entry", "unknown_meter", "entry_too_large", "entries_too_large"} {
+		if seen[what] == 0 && (what != "entries_too_large" || n > 100_000) {
+			t.Errorf("none was %q", what)
+		}
+	}
+	spans := []cost.Span{{}}
+	for _, at := range times {
+		for _, p := range []cost.Period{cost.Day, cost.Month} {
+			if s := p.Span(at); !slices.Contains(spans, s) {
+				spans = append(spans, s)
 			}
 		}
 	}
-	got := map[cost.Meter]EntrySum{}
-	sums, err := d.EntrySums(t.Context(), "", cost.EntryQuery{})
+	beyond := 0
+	for _, span := range spans {
+		for _, by := range []string{"", "owner", "project", "sandbox"} {
+			beyond += ledger.check(t, d, by, span, "")
+			ledger.checkMetered(t, d, by, span)
+		}
+		ledger.check(t, d, "", span, cost.KindCost)
+		ledger.check(t, d, "", span, cost.KindRevenue)
+	}
+	if beyond == 0 { // the control
+		t.Error("no sum was beyond 64 bits")
+	}
+}
+
+// key is what a report by this has a row of entries under.
+func (o ofEntry) key(by string) string {
+	switch {
+	case by == "owner":
+		return o.owner
+	case by == "project":
+		return o.project
+	case by == "sandbox" && o.scope == cost.ScopeSandbox:
+		return o.id
+	}
+	return ""
+}
+
+func query(s cost.Span) cost.EntryQuery { return cost.EntryQuery{From: s.Start, To: s.End} }
+
+// check compares a report with the oracle; beyond is how many of its sums 64
+// bits have no room for.
+func (o oracle) check(t *testing.T, d *DB, by string, span cost.Span, kind cost.Kind) (beyond int) {
+	t.Helper()
+	type of struct {
+		key   string
+		kind  cost.Kind
+		book  string
+		meter cost.Meter
+	}
+	want := map[of]*[2]big.Int{}
+	for k, x := range o {
+		if k.at == 0 || !span.Contains(time.UnixMilli(k.at)) || kind != "" && k.kind != kind {
+			continue
+		}
+		at := of{k.key(by), k.kind, k.book, k.meter}
+		if want[at] == nil {
+			want[at] = &[2]big.Int{}
+		}
+		want[at][0].Add(&want[at][0], &x[0])
+		want[at][1].Add(&want[at][1], &x[1])
+	}
+	q := query(span)
+	q.Kind = kind
+	sums, err := d.EntrySums(t.Context(), by, q)
+	if err != nil || len(sums) != len(want) {
+		t.Fatalf("by %q in %v: %d sums, want %d, %v", by, span, len(sums), len(want), err)
+	}
 	for _, s := range sums {
-		got[s.Meter] = s
+		w := want[of{s.Key, s.Kind, s.Book, s.Meter}]
+		if w == nil || s.Amount.String() != decimal(&w[0]) || s.Quantity.String() != w[1].String() {
+			t.Errorf("by %q in %v: %+v, want %v", by, span, s, w)
+		} else if !w[0].IsInt64() {
+			beyond++
+		}
 	}
-	if err != nil || got[""].Amount.String() != decimal(sum) || got["model.tokens"].Quantity.String() != tokens.String() {
-		t.Errorf("%+v, %v, want %s and %s", sums, err, decimal(sum), tokens)
+	return beyond
+}
+
+// checkMetered does so with the quantities that are rated anew.
+func (o oracle) checkMetered(t *testing.T, d *DB, by string, span cost.Span) {
+	t.Helper()
+	type of struct {
+		key   string
+		meter cost.Meter
 	}
-	if refused == 0 || cancelled == 0 {
-		t.Errorf("%d refused, %d cancelled", refused, cancelled)
+	want, got := map[of]*[2]big.Int{}, map[of]*[2]big.Int{}
+	add := func(m map[of]*[2]big.Int, at of, before, upto *big.Int) {
+		if m[at] == nil {
+			m[at] = &[2]big.Int{}
+		}
+		m[at][0].Add(&m[at][0], before)
+		m[at][1].Add(&m[at][1], upto)
+	}
+	for k, x := range o {
+		at := time.UnixMilli(k.at)
+		if k.at == 0 || k.meter == "" || !span.End.IsZero() && !at.Before(span.End) {
+			continue
+		}
+		before := zero
+		if at.Before(span.Start) {
+			before = &x[1]
+		}
+		add(want, of{k.key(by), k.meter}, before, &x[1])
+	}
+	all, err := d.MeteredEntries(t.Context(), by, query(span))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		before, _ := new(big.Int).SetString(m.Before.String(), 10)
+		upto, _ := new(big.Int).SetString(m.Upto.String(), 10)
+		add(got, of{m.Key, m.Meter}, before, upto)
+	}
+	for at, w := range want {
+		if g := got[at]; g == nil || g[0].Cmp(&w[0]) != 0 || g[1].Cmp(&w[1]) != 0 || len(got) != len(want) {
+			t.Errorf("metered by %q in %v: %v is %v, want %v", by, span, at, g, w)
+		}
+	}
+}
+
+// TestUsageAgainstBig adds up counters up to the largest of 64 bits: what does
+// not fit into a line of a report stays at the bound, and of no sandbox and no
+// owner more or less is told than there is.
+func TestUsageAgainstBig(t *testing.T) {
+	r, d, each := anySeed(t), open(t), soak(5000, 20)
+	type one struct {
+		owner string
+		all   []sandbox.Reading
+	}
+	boxes := map[sandbox.ID]one{}
+	for i := range soak(200, 20) {
+		b := one{owner: fmt.Sprint("uid:", i%3)}
+		id := bornAt(t, d, ledgerStart, b.owner, nil)
+		b.all = walk(r, id, ledgerStart, each, time.Minute)
+		bound := r.IntN(each)
+		for j := range b.all { // from bound on near the end
+			v := b.all[j].Meters.Values()
+			for k := range v {
+				if k%3 == i%3 && j >= bound {
+					v[k] = math.MaxInt64 - int64(each-j)*r.Int64N(2)
+				}
+				if j > 0 {
+					v[k] = max(v[k], b.all[j-1].Meters.Values()[k])
+				}
+			}
+			b.all[j].Meters = sandbox.MetersOf(v)
+		}
+		if err := d.PutReadings(t.Context(), b.all); err != nil {
+			t.Fatal(err)
+		}
+		boxes[id] = b
+	}
+	held := func(sums *[sandbox.MeterCount]big.Int) sandbox.Meters {
+		var v [sandbox.MeterCount]int64
+		for i := range v {
+			if v[i] = math.MaxInt64; sums[i].IsInt64() {
+				v[i] = sums[i].Int64()
+			}
+		}
+		return sandbox.MetersOf(v)
+	}
+	beyond, long := 0, time.Duration(each)*time.Minute
+	for range 10 {
+		from := ledgerStart.Add(time.Duration(r.Int64N(int64(long / 2))).Truncate(time.Millisecond))
+		to := from.Add(time.Duration(r.Int64N(int64(long))).Truncate(time.Millisecond) + time.Millisecond)
+		sums := map[string]*[sandbox.MeterCount]big.Int{}
+		for _, b := range boxes {
+			if sums[b.owner] == nil {
+				sums[b.owner] = &[sandbox.MeterCount]big.Int{}
+			}
+			for i, n := range minus(model(ledgerStart, b.all, to), model(ledgerStart, b.all, from)).Values() {
+				x := &sums[b.owner][i]
+				if x.Add(x, big.NewInt(n)); !x.IsInt64() {
+					beyond++
+				}
+			}
+		}
+		report, err := d.UsageReport(t.Context(), sandbox.UsageQuery{By: "owner", From: from, To: to})
+		if err != nil || len(report.Lines) != len(sums) {
+			t.Fatalf("%+v, %v", report, err)
+		}
+		var all sandbox.Meters
+		for _, l := range report.Lines {
+			w := held(sums[l.Key])
+			if l.Meters != w {
+				t.Errorf("%s from %s to %s: %+v, want %+v", l.Key, from, to, l.Meters, w)
+			}
+			all = all.Add(w)
+		}
+		if report.Total.Meters != all {
+			t.Errorf("all: %+v, want %+v", report.Total.Meters, all)
+		}
+		totals, err := d.Totals(t.Context(), TotalsQuery{Times: []time.Time{from, to}})
+		if err != nil || len(totals) != len(boxes) {
+			t.Fatalf("%d totals, %v", len(totals), err)
+		}
+		for _, x := range totals {
+			b := boxes[x.Sandbox]
+			if x.At[0] != model(ledgerStart, b.all, from) || x.At[1] != model(ledgerStart, b.all, to) {
+				t.Errorf("%s: %+v", x.Sandbox, x)
+			}
+		}
+	}
+	if beyond == 0 { // the control
+		t.Error("no sum was beyond 64 bits")
+	}
+}
+
+// TestHeldOfTheVast: what quotas bound adds up to no less than there is.
+func TestHeldOfTheVast(t *testing.T) {
+	d := open(t)
+	for i := range 5 {
+		p := params("")
+		p.Sandbox.ID, p.Sandbox.Owner = sandbox.NewID(), "vast"
+		p.Sandbox.Spec.Limits = sandbox.Limits{CPUs: 4096, MemoryBytes: 1 << 62, DiskBytes: math.MaxInt64}
+		if _, _, err := d.CreateSandbox(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.AddVolume(t.Context(), sandbox.Volume{Name: fmt.Sprint(i), Owner: "vast", SizeBytes: math.MaxInt64}); err != nil {
+			t.Fatal(err)
+		}
+		h, err := d.Held(t.Context(), "vast")
+		if err != nil || h.Sandboxes != i+1 || h.CPUs != 4096*float64(i+1) || h.MemoryBytes < 1<<62 || h.DiskBytes < 9e18 {
+			t.Errorf("%+v, %v", h, err)
+		}
+		if h = h.Plus(h); h.MemoryBytes < 1<<62 || h.DiskBytes != math.MaxInt64 {
+			t.Errorf("twice: %+v", h)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 // what they say of it is word for word what they say of none.
 
 const (
+	sqlOwnByID           = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?1 AND owner = ?2`
 	sqlOwnSnapshot       = `SELECT record FROM snapshots WHERE id = ?1 AND status = 'ready' AND owner = ?2`
 	sqlOwnSnapshotNamed  = `SELECT record FROM snapshots WHERE name = ?1 AND name <> '' AND status = 'ready' AND owner = ?2`
 	sqlOwnSnapshotPrefix = `SELECT record FROM snapshots WHERE id >= ?1 AND id < ?3 AND status = 'ready' AND owner = ?2 ORDER BY id LIMIT 2`
@@ -69,11 +70,8 @@ func (d *DB) ByRef(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 // OwnByRef is ByRef among what one owner has.
 func (d *DB) OwnByRef(ctx context.Context, owner, ref string) (sandbox.Sandbox, error) {
 	return refers(ref, func(id sandbox.ID) (sandbox.Sandbox, error) {
-		sb, err := d.Sandbox(ctx, id)
-		if err == nil && sb.Owner != owner {
-			return sandbox.Sandbox{}, notFound(id)
-		}
-		return sb, err
+		// By both: what was read and thrown away would tell by its time.
+		return d.one(ctx, id, sqlOwnByID, string(id), owner)
 	}, func() (sandbox.Sandbox, error) { return d.one(ctx, ref, sqlOwnByName, ref, owner) },
 		func() (sandbox.Sandbox, error) { return d.byPrefix(ctx, ref, sqlOwnByPrefix, owner) })
 }

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -163,43 +164,100 @@ func TestProjectsOfOwners(t *testing.T) {
 	want(t, err, sandbox.ErrConflict, "project_exists")
 }
 
-// TestNamesStayWithWhoHadThemFirst: where no caller says whose is meant, as in
-// a host name, a name never passes to another owner, however long ago it was
-// free and its record pruned.
-func TestNamesStayWithWhoHadThemFirst(t *testing.T) {
-	d := open(t)
-	made := func(owner string, at time.Time) sandbox.Sandbox {
-		p := params("web")
-		p.Sandbox.Owner, p.Sandbox.CreatedAt = owner, at
-		sb, _, err := d.CreateSandbox(t.Context(), p)
-		if err != nil {
+// TestHostNamesStayWithTheirHolder: where no caller says whose is meant, as in
+// a host name, a name leads to nobody's sandbox but its holder's, until that
+// one is removed, loses it, or has not used it for 30 days.
+func TestHostNamesStayWithTheirHolder(t *testing.T) {
+	const quarantine = 30 * 24 * time.Hour
+	begin := time.Now()
+	type town struct {
+		*DB
+
+		made  func(owner string, after time.Duration) sandbox.Sandbox
+		means func(owner, when string)
+	}
+	setUp := func(t *testing.T) town {
+		d := open(t)
+		return town{d, func(owner string, after time.Duration) sandbox.Sandbox {
+			p := params("web")
+			p.Sandbox.Owner, p.Sandbox.CreatedAt = owner, begin.Add(after)
+			sb, _, err := d.CreateSandbox(t.Context(), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sb
+		}, func(owner, when string) {
+			t.Helper()
+			if sb, err := d.ByRef(t.Context(), "web"); sb.Owner != owner || (owner == "") != errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("%s: the name means %s's, %v; want %q", when, sb.Owner, err, owner)
+			}
+		}}
+	}
+	pruned := func(t *testing.T, d *DB, id sandbox.ID) {
+		t.Helper()
+		if _, err := d.writer.ExecContext(t.Context(), `DELETE FROM sandboxes WHERE id = ?`, id); err != nil {
 			t.Fatal(err)
 		}
-		return sb
 	}
-	begin := time.Now()
-	first := made("alice", begin)
-	other := made("bob", begin.Add(time.Second))
-	means := func(want sandbox.ID, when string) {
-		t.Helper()
-		if sb, err := d.ByRef(t.Context(), "web"); sb.ID != want || want != "" && err != nil {
-			t.Errorf("%s: the name means %q (%s), %v", when, sb.ID, sb.Owner, err)
+	t.Run("quarantine", func(t *testing.T) {
+		d := setUp(t)
+		first := d.made("alice", 0)
+		bob := d.made("bob", time.Second)
+		d.means("alice", "both live")
+		bring(t, d.DB, bob, sandbox.StatusCompleted)
+		bring(t, d.DB, d.made("bob", 2*quarantine), sandbox.StatusCompleted)
+		d.means("alice", "the holder's one lives, however long")
+		bring(t, d.DB, first, sandbox.StatusCompleted)
+		pruned(t, d.DB, first.ID)
+		d.means("", "the holder's one is gone with its record")
+		other := d.made("bob", quarantine-time.Hour)
+		d.means("", "30 days are not over")
+		if sb, err := d.OwnByRef(t.Context(), "bob", "web"); err != nil || sb.ID != other.ID { // the control
+			t.Errorf("the other owner's own: %s, %v", sb.ID, err)
 		}
-	}
-	means(first.ID, "both live")
-	if _, err := d.writer.ExecContext(t.Context(), `INSERT INTO ledger (sandbox, owner, project, name, image, labels, created_at) VALUES (?, 'alice', '', 'web', '', '{}', ?)`, first.ID, begin.UnixMilli()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.writer.ExecContext(t.Context(), `UPDATE sandboxes SET status = 'completed', ended_at = 1 WHERE id = ?`, first.ID); err != nil {
-		t.Fatal(err)
-	}
-	means(first.ID, "the first has ended")
-	if _, err := d.writer.ExecContext(t.Context(), `UPDATE sandboxes SET name = '' WHERE id = ?`, first.ID); err != nil {
-		t.Fatal(err)
-	}
-	means("", "the ledger alone remembers it")
-	if sb, err := d.OwnByRef(t.Context(), "bob", "web"); err != nil || sb.ID != other.ID { // the control
-		t.Errorf("the other owner's own: %s, %v", sb.ID, err)
-	}
-	means(made("alice", begin.Add(2*time.Second)).ID, "its owner has one again")
+		again := d.made("alice", quarantine-time.Minute)
+		d.means("alice", "its holder has one again")
+		bring(t, d.DB, again, sandbox.StatusCompleted)
+		bring(t, d.DB, other, sandbox.StatusCompleted)
+		d.made("bob", quarantine+time.Hour)
+		d.means("bob", "30 days are over")
+		d.made("alice", quarantine+2*time.Hour)
+		d.means("bob", "the former holder has one again")
+	})
+	t.Run("release", func(t *testing.T) {
+		d := setUp(t)
+		_, err := d.ReleaseHostName(t.Context(), "web")
+		want(t, err, sandbox.ErrNotFound, "host_name_not_found")
+		first := d.made("alice", 0)
+		d.made("bob", time.Second)
+		_, err = d.ReleaseHostName(t.Context(), "web")
+		want(t, err, sandbox.ErrConflict, "host_name_in_use")
+		d.means("alice", "the release was refused")
+		bring(t, d.DB, first, sandbox.StatusCompleted)
+		d.means("alice", "the holder's one has ended")
+		if h, err := d.ReleaseHostName(t.Context(), "web"); err != nil || h.Owner != "alice" || h.UsedAt.Before(begin) {
+			t.Errorf("release: %+v, %v", h, err)
+		}
+		d.means("bob", "released")
+		d.made("alice", time.Minute)
+		d.means("bob", "the former holder has one again")
+	})
+	t.Run("owner", func(t *testing.T) {
+		d := setUp(t)
+		first := d.made("alice", 0)
+		if err := d.DropOwner(t.Context(), "alice", begin); err != nil {
+			t.Fatal(err)
+		}
+		d.made("bob", time.Second)
+		d.means("alice", "the owner is gone, its sandbox lives")
+		bring(t, d.DB, first, sandbox.StatusCompleted)
+		if err := d.DropOwner(t.Context(), "carol", begin); err != nil { // the control
+			t.Fatal(err)
+		}
+		d.means("alice", "another owner is gone")
+		if err := d.DropOwner(t.Context(), "alice", begin); err != nil {
+			t.Fatal(err)
+		}
+		d.means("bob", "the owner is gone")
+	})
 }

@@ -10,9 +10,15 @@ import (
 )
 
 const (
-	sqlOwners      = `SELECT name, record FROM owners ORDER BY name`
-	sqlPutOwner    = `INSERT INTO owners (name, record) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET record = ?2`
-	sqlNewOwner    = `INSERT INTO owners (name, record) VALUES (?, ?) ON CONFLICT (name) DO NOTHING`
+	sqlOwners    = `SELECT name, record FROM owners ORDER BY name`
+	sqlPutOwner  = `INSERT INTO owners (name, record) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET record = ?2`
+	sqlNewOwner  = `INSERT INTO owners (name, record) VALUES (?, ?) ON CONFLICT (name) DO NOTHING`
+	sqlOwnerSeen = `SELECT EXISTS (SELECT 1 FROM sandboxes WHERE owner = ?1) OR EXISTS (SELECT 1 FROM snapshots WHERE owner = ?1)
+		OR EXISTS (SELECT 1 FROM projects WHERE owner = ?1) OR EXISTS (SELECT 1 FROM templates WHERE owner = ?1)
+		OR EXISTS (SELECT 1 FROM webhooks WHERE owner = ?1) OR EXISTS (SELECT 1 FROM keys WHERE owner = ?1)
+		OR EXISTS (SELECT 1 FROM host_names WHERE owner = ?1) OR EXISTS (SELECT 1 FROM audit WHERE owner = ?1)
+		OR EXISTS (SELECT 1 FROM volumes WHERE record ->> '$.owner' = ?1) OR EXISTS (SELECT 1 FROM secrets WHERE record ->> '$.owner' = ?1)
+		OR EXISTS (SELECT 1 FROM ledger WHERE owner = ?1)`
 	sqlDropOwner   = `DELETE FROM owners WHERE name = ?`
 	sqlRevokeOwner = `UPDATE keys SET revoked_at = ?2 WHERE owner = ?1 AND revoked_at IS NULL`
 )
@@ -67,7 +73,14 @@ func (d *DB) PutOwner(ctx context.Context, o access.Owner) error {
 	})
 }
 
-// DropOwner forgets an owner and revokes its keys. It lasts. Repeating it is
+// OwnerSeen reports whether anything is kept of an owner beside its own row.
+func (d *DB) OwnerSeen(ctx context.Context, name string) (seen bool, err error) {
+	err = d.reader.QueryRowContext(ctx, sqlOwnerSeen, name).Scan(&seen)
+	return seen, translate(err)
+}
+
+// DropOwner forgets an owner, revokes its keys and frees the host names no
+// living sandbox of it has. It lasts. Repeating it is
 // safe.
 func (d *DB) DropOwner(ctx context.Context, name string, at time.Time) error {
 	return d.write(ctx, func(t *tx) error {
@@ -75,6 +88,9 @@ func (d *DB) DropOwner(ctx context.Context, name string, at time.Time) error {
 			return err
 		}
 		if _, err := t.exec(sqlRevokeOwner, name, at.UnixNano()); err != nil {
+			return err
+		}
+		if _, err := t.exec(sqlDropHostNames, name); err != nil {
 			return err
 		}
 		_, err := t.exec(sqlDropOwner, name)

@@ -40,7 +40,7 @@ func TestLifeDoesNotSlowWithHistory(t *testing.T) {
 		sqlIdempotent, sqlNextSlot, sqlFreeSlot, sqlFreeSlots, sqlLease, sqlLeaseReserved, sqlFree, sqlFreeOf,
 		sqlReserve, sqlRelease, sqlInsertSandbox, sqlInsertKey, sqlSandbox, sqlStatus, sqlMove, sqlSet,
 		sqlInsertEvent, sqlImage, sqlUser, sqlPutProcess, sqlProcesses, sqlRootOf, sqlBeginRoot, sqlEndRoot,
-		sqlByName, sqlOwnByName, sqlByPrefix, sqlOwnByPrefix, sqlHeld, sqlOwnEvents, sqlSpoken, sqlLiving, sqlLastEvent, sqlEventsOf, sqlDropSchedules, sqlLayers,
+		sqlByName, sqlHostName, sqlDropHostNames, sqlOwnByID, sqlOwnByName, sqlByPrefix, sqlOwnByPrefix, sqlHeld, sqlOwnEvents, sqlSpoken, sqlLiving, sqlLastEvent, sqlEventsOf, sqlDropSchedules, sqlLayers,
 		sqlLedger, sqlInsertLedger, sqlLedgerBoot, sqlEndLedger, sqlPutReading, sqlLastReadings, sqlDue, sqlThin, sqlLastAt, sqlRolled,
 	} {
 		if steps := of(query); slices.ContainsFunc(steps, long) {

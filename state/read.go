@@ -27,12 +27,8 @@ const columns = `id, owner, status, reason, detail, created_at, started_at, ende
 	slot, uid_base, address, init_pid, init_start, boot_id, spec, enforcement, usage, last_output`
 
 const (
-	// Who had a name first keeps it: the ledger remembers those whose records are gone.
 	sqlByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = (
-			SELECT owner FROM (
-				SELECT * FROM (SELECT owner, created_at AS at FROM ledger WHERE name = ?1 AND name <> '' ORDER BY created_at LIMIT 1)
-				UNION ALL SELECT * FROM (SELECT owner, created_at / 1000000 FROM sandboxes WHERE name = ?1 AND name <> '' ORDER BY created_at LIMIT 1))
-			ORDER BY at LIMIT 1)
+		SELECT owner FROM host_names WHERE name = ?1)
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
 	sqlOwnByName = `SELECT ` + columns + ` FROM sandboxes WHERE name = ?1 AND name <> '' AND owner = ?2
 		ORDER BY status IN ('completed', 'failed'), created_at DESC LIMIT 1`
@@ -109,7 +105,7 @@ func (d *DB) Sandbox(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error
 // ByName returns the caller's living sandbox of that name, else the one made
 // last: a name is unique among the living sandboxes of one owner. Work that no
 // caller asked for, as requests by host name, gets that of the owner who had
-// the name first, living or not: a name never passes to others. ErrNotFound.
+// the host name, living or not: see ReleaseHostName. ErrNotFound.
 func (d *DB) ByName(ctx context.Context, name string) (sandbox.Sandbox, error) {
 	if _, owner, called := meant(ctx, name); called {
 		return d.one(ctx, name, sqlOwnByName, name, owner)

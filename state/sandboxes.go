@@ -19,17 +19,19 @@ const (
 	sqlSandbox    = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?`
 	sqlStatus     = `SELECT status FROM sandboxes WHERE id = ?`
 	sqlPruneEnded = `DELETE FROM sandboxes WHERE id IN (
-		SELECT id FROM sandboxes WHERE status IN ('completed', 'failed')
-		ORDER BY ended_at DESC, id DESC LIMIT -1 OFFSET ?)
+		SELECT id FROM (SELECT id, ended_at, row_number() OVER (PARTITION BY owner ORDER BY ended_at DESC, id DESC) AS place
+			FROM sandboxes WHERE status IN ('completed', 'failed'))
+		ORDER BY place, ended_at DESC, id DESC LIMIT -1 OFFSET ?)
 		AND NOT EXISTS (SELECT 1 FROM slots WHERE sandbox = sandboxes.id)`
 	sqlEventBeyond = `SELECT seq FROM events ORDER BY seq DESC LIMIT 1 OFFSET ?`
 	sqlEventsUpTo  = `SELECT count(*) FROM events WHERE seq <= ?`
-	sqlPruneNoise  = `DELETE FROM events WHERE seq IN (
-		SELECT seq FROM events WHERE type GLOB 'net.*' AND sandbox IN (
-			SELECT sandbox FROM events WHERE sandbox <> '' GROUP BY sandbox HAVING count(*) > ?1)
+	sqlEventOwners = `SELECT owner, count(*) FROM events WHERE owner <> '' GROUP BY owner`
+	sqlNoisy       = `SELECT sandbox, (SELECT owner FROM events WHERE sandbox = noisy.sandbox AND sandbox <> '' LIMIT 1) FROM (
+		SELECT sandbox FROM events WHERE sandbox <> '' GROUP BY sandbox HAVING count(*) > ?) AS noisy`
+	sqlPruneNoise = `DELETE FROM events WHERE seq IN (
+		SELECT seq FROM events WHERE sandbox IN (SELECT value FROM json_each(?1)) AND sandbox <> '' AND type GLOB 'net.*'
 		ORDER BY seq LIMIT ?2) RETURNING seq`
-	sqlNotePruned  = `UPDATE events_pruned SET upto = max(upto, ?1, coalesce((SELECT min(seq) - 1 FROM events), 0))`
-	sqlPruneEvents = `DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq LIMIT ?)`
+	sqlNotePruned = `UPDATE events_pruned SET upto = max(upto, ?1, coalesce((SELECT min(seq) - 1 FROM events), 0))`
 )
 
 // noisyShare is which part of all events one sandbox may have, before those of
@@ -121,6 +123,11 @@ func (t *tx) move(m move) (sandbox.Sandbox, error) {
 	}
 	if m.to.Terminal() && !m.ch.KeepSlot {
 		if _, err := t.exec(sqlFree, string(m.id)); err != nil {
+			return out, err
+		}
+	}
+	if m.ch.Reason != nil && *m.ch.Reason == sandbox.ReasonCreateFailed { // nobody was given it: who asks again gets another
+		if _, err := t.exec(sqlFreeKey, string(m.id)); err != nil {
 			return out, err
 		}
 	}
@@ -239,56 +246,118 @@ func joinStatuses(all []sandbox.Status) string {
 	return strings.Join(words, " or ")
 }
 
-// Prune deletes what is beyond the newest keepEnded ended sandboxes, with
-// their processes and idempotency keys, and what is beyond keepEvents events:
-// first the oldest that sandboxes with many of them have of their networks,
+// Prune deletes what is beyond keepEnded ended sandboxes, the oldest of the
+// owners who have most, with their processes and idempotency keys, and what is beyond keepEvents events,
+// of the owners who have most: first the oldest that sandboxes with many of them have of their networks,
 // which hostile code makes at will, then the oldest. Living sandboxes, and ended ones that still hold their slot, stay
 // whatever their number.
 func (d *DB) Prune(ctx context.Context, keepEnded, keepEvents int) error {
 	if keepEnded < 0 || keepEvents < 0 {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_prune", "keeping %d sandboxes and %d events: use 0 or more", keepEnded, keepEvents)
 	}
-	return d.write(ctx, func(t *tx) error {
-		if _, err := t.exec(sqlPruneEnded, keepEnded); err != nil {
-			return fmt.Errorf("pruning ended sandboxes: %w", err)
+	for more := true; more; {
+		err := d.write(ctx, func(t *tx) (err error) {
+			if _, err := t.exec(sqlPruneEnded, keepEnded); err != nil {
+				return fmt.Errorf("pruning ended sandboxes: %w", err)
+			}
+			if more, err = t.pruneEvents(keepEvents); err != nil {
+				return fmt.Errorf("pruning events: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		if err := t.pruneEvents(keepEvents); err != nil {
-			return fmt.Errorf("pruning events: %w", err)
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
-func (t *tx) pruneEvents(keep int) error {
+// pruneAtOnce is how many events one transaction deletes, which keeps all other
+// writers waiting.
+const pruneAtOnce = 5000
+
+func (t *tx) pruneEvents(keep int) (more bool, err error) {
 	last, err := t.number(sqlEventBeyond, keep)
 	if errors.Is(err, sql.ErrNoRows) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	over, err := t.number(sqlEventsUpTo, last)
 	if err != nil {
-		return err
+		return false, err
 	}
-	noise, err := t.all(sqlPruneNoise, keep/noisyShare, over)
+	has, owned, err := t.perOwner(sqlEventOwners)
 	if err != nil {
-		return err
+		return false, err
 	}
-	var upto int64
-	for _, r := range noise {
-		var seq int64
-		if err := r.Scan(&seq); err != nil {
-			return err
-		}
-		upto = max(upto, seq)
+	has[""] = int64(keep+over) - owned
+	noisy, err := t.noisy(keep / noisyShare)
+	if err != nil {
+		return false, err
 	}
-	if len(noise) < over {
-		if _, err := t.exec(sqlPruneEvents, over-len(noise)); err != nil {
-			return err
+	upto := 0
+	for owner, n := range displaced(has, int64(min(over, pruneAtOnce))) {
+		gone, err := t.pruneOwner(owner, int(n), noisy[owner])
+		if err != nil {
+			return false, err
 		}
-		upto = max(upto, int64(last)) // where none is left
+		upto = max(upto, gone)
 	}
 	_, err = t.exec(sqlNotePruned, upto)
-	return err
+	return over > pruneAtOnce, err
+}
+
+// noisy returns, by owner, the sandboxes with more than so many events.
+func (t *tx) noisy(most int) (map[string][]string, error) {
+	rows, err := t.all(sqlNoisy, most)
+	if err != nil {
+		return nil, err
+	}
+	noisy := map[string][]string{}
+	for _, r := range rows {
+		var id, owner string
+		if err := r.Scan(&id, &owner); err != nil {
+			return nil, err
+		}
+		noisy[owner] = append(noisy[owner], id)
+	}
+	return noisy, nil
+}
+
+// pruneOwner deletes n events of an owner, those of the networks of noisy
+// sandboxes first, and returns the highest number among them.
+func (t *tx) pruneOwner(owner string, n int, noisy []string) (upto int, err error) {
+	if len(noisy) > 0 && n > 0 {
+		list, err := toJSON(noisy)
+		if err != nil {
+			return 0, err
+		}
+		noise, err := t.all(sqlPruneNoise, list, n)
+		if err != nil {
+			return 0, err
+		}
+		n -= len(noise)
+		for _, r := range noise {
+			var seq int
+			if err := r.Scan(&seq); err != nil {
+				return 0, err
+			}
+			upto = max(upto, seq)
+		}
+	}
+	if n == 0 {
+		return upto, nil
+	}
+	of := `owner = ?1`
+	if owner != "" {
+		of += ` AND owner <> ''` // for the partial index
+	}
+	last, err := t.number(`SELECT seq FROM events WHERE `+of+` ORDER BY seq LIMIT 1 OFFSET ?2`, owner, n-1)
+	if err != nil {
+		return 0, err
+	}
+	_, err = t.exec(`DELETE FROM events WHERE `+of+` AND seq <= ?2`, owner, last)
+	return max(upto, last), err
 }

@@ -229,6 +229,21 @@ func TestIdempotencyKey(t *testing.T) {
 	if _, existed, err := d.CreateSandbox(t.Context(), other); err != nil || existed {
 		t.Fatal(existed, err)
 	}
+	// One whose sandbox came to nothing makes another.
+	never := params("z")
+	never.IdempotencyKey = "k2"
+	came, _, err := d.CreateSandbox(t.Context(), never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := sandbox.ReasonCreateFailed
+	if _, err := d.Move(t.Context(), came.ID, []sandbox.Status{came.Status}, sandbox.StatusFailed, Change{Reason: &why}); err != nil {
+		t.Fatal(err)
+	}
+	never.Sandbox.ID = sandbox.NewID()
+	if _, existed, err := d.CreateSandbox(t.Context(), never); err != nil || existed {
+		t.Fatal(existed, err)
+	}
 	// The key goes with the record of its sandbox.
 	bring(t, d, first, sandbox.StatusFailed)
 	if err := d.Prune(t.Context(), 0, 1000); err != nil {

@@ -22,6 +22,7 @@ type line struct {
 
 	mu        sync.Mutex
 	read      int64      // events up to here were looked at; guarded by mu
+	gap       int64      // the highest number told to be gone; guarded by mu
 	kept      int64      // the cursor in the database; guarded by mu
 	jobs      []*job     // what is not done, oldest first; guarded by mu
 	down      int        // attempts in a row that nobody answered; guarded by mu
@@ -91,7 +92,7 @@ func (l *line) run() {
 // and reports whether there may be more at once.
 func (l *line) fill(ctx context.Context) (more bool, err error) {
 	l.mu.Lock()
-	room, after := window-len(l.jobs), l.read
+	room, after, told := window-len(l.jobs), l.read, l.gap
 	l.mu.Unlock()
 	if room <= 0 {
 		return false, nil
@@ -105,14 +106,17 @@ func (l *line) fill(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	var jobs []*job
-	if gone > after {
+	if gone > max(after, told) {
 		e := sandbox.Event{
 			Seq: gone, Time: time.Now().UTC(), Type: sandbox.WebhookGap, Actor: "daemon",
 			Data: map[string]string{"after": strconv.FormatInt(after, 10), "upto": strconv.FormatInt(gone, 10)},
 		}
 		jobs = append(jobs, &job{event: e, before: after, m: message(l.hook.ID, e)})
 	}
-	last := max(after, gone)
+	last := after // of others than who loses most, some before gone are kept
+	if len(events) == 0 {
+		last = max(after, gone)
+	}
 	for _, e := range events {
 		wanted, err := l.wants(ctx, e)
 		if err != nil {
@@ -129,7 +133,7 @@ func (l *line) fill(ctx context.Context) (more bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.jobs = append(l.jobs, jobs...)
-	l.read = last
+	l.read, l.gap = last, max(gone, told)
 	return last > after && len(l.jobs) < window, nil
 }
 

@@ -35,7 +35,9 @@ type Client struct {
 	ws   *http.Client // for streams, whose connections are used once: without large buffers
 	// patience is how long a process stream tries to find the daemon again.
 	patience time.Duration
-	retries  int    // see WithRetries
+	retries  int           // see WithRetries
+	insist   time.Duration // see WithReconnect
+	told     func(error, time.Duration)
 	key      string // see WithKey
 	trust    *x509.CertPool
 }
@@ -233,9 +235,20 @@ func post[T any](ctx context.Context, c *Client, path string, body any, header h
 	return ask[T](ctx, c, in)
 }
 
-func ask[T any](ctx context.Context, c *Client, in call) (T, error) {
-	var out T
+func ask[T any](ctx context.Context, c *Client, in call) (out T, err error) {
 	in.short = in.short || in.body == nil
+	err = c.persist(ctx, repeatable(in), func() error {
+		if b, ok := in.body.(*bytes.Reader); ok {
+			_, _ = b.Seek(0, 0) // never fails
+		}
+		out, err = askOnce[T](ctx, c, in)
+		return err
+	})
+	return out, err
+}
+
+func askOnce[T any](ctx context.Context, c *Client, in call) (T, error) {
+	var out T
 	resp, err := c.do(ctx, in)
 	if err != nil {
 		return out, err

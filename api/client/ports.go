@@ -33,6 +33,11 @@ func (c *Client) UnpublishPort(ctx context.Context, id string) (sandbox.Port, er
 	return ask[sandbox.Port](ctx, c, call{method: http.MethodDelete, path: path("ports", id)})
 }
 
+// ReleaseHostName frees the host name an owner holds, for other owners.
+func (c *Client) ReleaseHostName(ctx context.Context, name string) (sandbox.HostName, error) {
+	return ask[sandbox.HostName](ctx, c, call{method: http.MethodDelete, path: path("host-names", name)})
+}
+
 // NewPortToken makes or replaces the token that opens a sandbox's host names.
 func (c *Client) NewPortToken(ctx context.Context, ref string) (string, error) {
 	t, err := ask[api.PortToken](ctx, c, call{method: http.MethodPut, path: at(ref, "port-token")})

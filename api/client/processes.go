@@ -13,7 +13,7 @@ import (
 
 // StartProcess starts a command in the background.
 func (c *Client) StartProcess(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.Process, error) {
-	return post[sandbox.Process](ctx, c, at(ref, "processes"), spec, nil)
+	return post[sandbox.Process](ctx, c, at(ref, "processes"), spec, keyed(spec.IdempotencyKey))
 }
 
 // Processes lists the processes started through the API, ended ones too.

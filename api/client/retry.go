@@ -3,8 +3,11 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
+	"io/fs"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -54,6 +57,46 @@ func (c *Client) retry(ctx context.Context, in call) (*http.Response, error) {
 			_, _ = b.Seek(0, 0) // never fails
 		}
 	}
+}
+
+// WithReconnect has requests that may be repeated sent again for up to d where
+// the daemon cannot be reached or the connection breaks before the answer: over
+// a restart of the daemon that comes to one effect. Where not even the first
+// connection was made it is a third of that. Commands begin to count as such
+// requests with an idempotency key; a Run whose key was used before goes on with
+// what that made. told hears the first error of each request,
+// and how long it will be tried.
+func WithReconnect(d time.Duration, told func(err error, d time.Duration)) Option {
+	return func(c *Client) { c.insist, c.told = d, told }
+}
+
+// persist does f, again where WithReconnect says so.
+func (c *Client) persist(ctx context.Context, repeatable bool, f func() error) error {
+	err := f()
+	if c.insist == 0 || !repeatable || !lost(err) || ctx.Err() != nil {
+		return err
+	}
+	b := backoff{patience: c.insist}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		b.patience /= 3
+	}
+	c.told(err, b.patience)
+	for lost(err) && b.wait(ctx) {
+		err = f()
+	}
+	return err
+}
+
+// lost tells the errors of a connection that another one may not have.
+func lost(err error) bool {
+	if errors.Is(err, fs.ErrPermission) || errors.As(err, new(*tls.CertificateVerificationError)) {
+		return false
+	}
+	switch sandbox.CodeOf(err) {
+	case "daemon_unreachable", "stream_broken", "broken_answer", "shutting_down":
+		return true
+	}
+	return false
 }
 
 // retryAfter is how long a server asks to wait (RFC 9110, section 10.2.3).

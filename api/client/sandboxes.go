@@ -29,11 +29,16 @@ func at(ref string, more ...string) string {
 // Create makes a sandbox and returns when it runs. With an idempotency key a
 // repeated call returns the sandbox the first one made.
 func (c *Client) Create(ctx context.Context, spec sandbox.Spec, idempotencyKey string) (sandbox.Sandbox, error) {
+	return post[sandbox.Sandbox](ctx, c, path("sandboxes"), spec, keyed(idempotencyKey))
+}
+
+// keyed is the header of an idempotency key.
+func keyed(key string) http.Header {
 	h := http.Header{}
-	if idempotencyKey != "" {
-		h.Set(api.HeaderIdempotencyKey, idempotencyKey)
+	if key != "" {
+		h.Set(api.HeaderIdempotencyKey, key)
 	}
-	return post[sandbox.Sandbox](ctx, c, path("sandboxes"), spec, h)
+	return h
 }
 
 // Sandbox returns one sandbox, living or ended, by id, name or unique prefix.

@@ -14,7 +14,7 @@ import (
 
 // Snapshot freezes the files of a sandbox.
 func (c *Client) Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
-	return post[sandbox.Snapshot](ctx, c, at(ref, "snapshots"), req, nil)
+	return post[sandbox.Snapshot](ctx, c, at(ref, "snapshots"), req, keyed(req.IdempotencyKey))
 }
 
 // SnapshotOf returns one snapshot, by id, name or unique beginning of an id.
@@ -44,7 +44,7 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) (sandbox.Snapsh
 // Fork makes sandboxes that begin with the files of a snapshot, or of a
 // sandbox as it is now. Those that could not be made say why.
 func (c *Client) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Fork, error) {
-	list, err := post[api.ForkList](ctx, c, path("snapshots", ref, "fork"), req, nil)
+	list, err := post[api.ForkList](ctx, c, path("snapshots", ref, "fork"), req, keyed(req.IdempotencyKey))
 	return list.Items, err
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"strconv"
 	"time"
@@ -52,68 +51,94 @@ var _ sandbox.ProcessIO = (*stream)(nil)
 // When the connection breaks it attaches again and goes on where it was; an
 // error from Next of class ErrUnavailable means that it gave up, and the
 // command may still run. Standard input is sent only as fast as the command
-// takes it, which is learned in Next: somebody must call it meanwhile.
+// takes it, which is learned in Next: somebody must call it meanwhile. With the
+// spec's idempotency key a repeated call connects to what the first started.
 func (c *Client) Exec(ctx context.Context, ref string, spec sandbox.ProcessSpec) (sandbox.ProcessIO, error) {
-	if !interactive(spec) {
-		return c.ExecInput(ctx, ref, spec, nil)
-	}
-	s := c.newStream(ctx, ref, 0)
-	w, started, err := c.dial(s.ctx, at(ref, "exec"), nil, nil, spec)
-	if err != nil {
-		return nil, s.fail(err)
-	}
-	s.begin(w, w.ws, started)
-	return s, nil
+	_, p, err := c.begin(ctx, spec.IdempotencyKey, interactive(spec), ref, api.ExecRequest{ProcessSpec: spec}, nil)
+	return p, err
 }
 
 // ExecInput is Exec of a command whose standard input is known beforehand: at
 // most api.MaxInput bytes, and then its end. It is one request, on a
 // connection that is used again.
 func (c *Client) ExecInput(ctx context.Context, ref string, spec sandbox.ProcessSpec, input []byte) (sandbox.ProcessIO, error) {
-	s := c.newStream(ctx, ref, 0)
-	w, started, err := c.stream(s.ctx, at(ref, "exec"), http.Header{}, api.ExecRequest{ProcessSpec: spec, Input: input})
-	if err != nil {
-		return nil, s.fail(err)
-	}
-	s.begin(w, nil, started)
-	s.in.given(input)
-	return s, nil
+	_, p, err := c.begin(ctx, spec.IdempotencyKey, false, ref, api.ExecRequest{ProcessSpec: spec, Input: input}, nil)
+	return p, err
 }
 
 // Run makes a sandbox and starts a command in it, in one request; the stream
 // is as Exec's. A command that cannot start leaves no sandbox. With an
 // idempotency key a repeated call runs nothing and is ErrConflict: Create with
-// the same key and spec returns the sandbox of the first.
+// the same key and spec returns the sandbox of the first, and Exec there with
+// the key and the same command connects to what was run.
 func (c *Client) Run(ctx context.Context, req api.RunRequest, idempotencyKey string) (sandbox.Sandbox, sandbox.ProcessIO, error) {
-	h := http.Header{}
-	if idempotencyKey != "" {
-		h.Set(api.HeaderIdempotencyKey, idempotencyKey)
+	sb, p, err := c.begin(ctx, idempotencyKey, interactive(req.Process.ProcessSpec), "", req.Process, &req)
+	if err == nil && sb == nil {
+		_ = p.Close() // nobody knows it
+		err = sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the daemon does not tell which sandbox it made: 'sandbox ls' lists them")
 	}
-	s := c.newStream(ctx, "", 0)
+	if err != nil {
+		return sandbox.Sandbox{}, nil, err
+	}
+	return *sb, p, nil
+}
+
+// begin starts a command in a sandbox, or in the one that run makes; talk says
+// that there is more to say to it.
+func (c *Client) begin(ctx context.Context, key string, talk bool, ref string, req api.ExecRequest, run *api.RunRequest) (sb *sandbox.Sandbox, p sandbox.ProcessIO, err error) {
+	err = c.persist(ctx, key != "", func() error {
+		sb, p, err = c.beginOnce(ctx, key, talk, ref, req, run)
+		if c.insist > 0 && run != nil && sandbox.CodeOf(err) == "already_run" {
+			sb, p, err = c.rejoin(ctx, key, talk, *run)
+		}
+		return err
+	})
+	return sb, p, err
+}
+
+// rejoin connects to what an earlier Run began, or does the rest of it.
+func (c *Client) rejoin(ctx context.Context, key string, talk bool, run api.RunRequest) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+	sb, err := c.Create(ctx, run.Sandbox, key)
+	if err != nil {
+		return nil, nil, err
+	}
+	_, p, err := c.beginOnce(ctx, key, talk, string(sb.ID), run.Process, nil)
+	if err != nil && !errors.Is(err, sandbox.ErrConflict) && !errors.Is(err, sandbox.ErrUnavailable) { // it cannot start
+		_, rerr := c.Remove(ctx, string(sb.ID))
+		err = errors.Join(err, rerr)
+	}
+	return &sb, p, err
+}
+
+func (c *Client) beginOnce(ctx context.Context, key string, talk bool, ref string, req api.ExecRequest, run *api.RunRequest) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
+	s := c.newStream(ctx, ref, 0)
+	where, whole, first := at(ref, "exec"), any(req), any(req.ProcessSpec)
+	if run != nil {
+		where, whole, first = path("run"), *run, *run
+	}
 	var conn wire
 	var ws *websocket.Conn
 	var started api.Message
 	var err error
-	if interactive(req.Process.ProcessSpec) {
+	if talk {
 		var w *socket
-		if w, started, err = c.dial(s.ctx, path("run"), nil, h, req); err == nil {
+		if w, started, err = c.dial(s.ctx, where, nil, keyed(key), first); err == nil {
 			conn, ws = w, w.ws
 		}
 	} else {
-		conn, started, err = c.stream(s.ctx, path("run"), h, req)
-	}
-	if err == nil && started.Sandbox == nil {
-		err = sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the daemon does not tell which sandbox it made: 'sandbox ls' lists them")
+		conn, started, err = c.stream(s.ctx, where, keyed(key), whole)
 	}
 	if err != nil {
-		return sandbox.Sandbox{}, nil, s.fail(err)
+		return nil, nil, s.fail(err)
 	}
-	s.ref = string(started.Sandbox.ID)
+	if started.Sandbox != nil {
+		s.ref = string(started.Sandbox.ID)
+	}
 	s.begin(conn, ws, started)
 	if ws == nil {
-		s.in.given(req.Process.Input)
+		s.in.given(req.Input)
 	}
-	return *started.Sandbox, s, nil
+	return started.Sandbox, s, nil
 }
 
 // interactive tells whether a client may have more to say to a process after

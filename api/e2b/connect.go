@@ -215,6 +215,9 @@ func serveStream(c *call, m streaming) {
 	if errors.Is(err, errAbort) {
 		panic(http.ErrAbortHandler) // what net/http breaks a connection by
 	}
+	if cause := context.Cause(c.ctx()); errors.Is(cause, errCut) {
+		err = cause
+	}
 	out.end(err)
 }
 

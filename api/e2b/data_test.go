@@ -309,8 +309,8 @@ func TestAnEndOfTheSandboxBreaksStreams(t *testing.T) {
 	}
 	for s.read(t, r) {
 	}
-	if s.whole {
-		t.Errorf("the stream ended in good order: %+v %+v", s.end, s.err)
+	if s.end != nil || s.err == nil || s.err.Code != codeUnavailable {
+		t.Errorf("the stream ended as if the process had: %+v %+v", s.end, s.err)
 	}
 	if resp, b := p.do(http.MethodGet, "/health", "", nil); resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(b), "was not found") {
 		t.Errorf("health: %d %s", resp.StatusCode, b)

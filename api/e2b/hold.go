@@ -12,6 +12,9 @@ import (
 // lastWord is how long a request that is cut may take to say so.
 const lastWord = 200 * time.Millisecond
 
+// errCut is how a stream ends that is cut.
+var errCut = rpcErrorf(codePermissionDenied, "the key, the token or the role that let this call in was taken away")
+
 // holds are the requests that tokens of sandboxes let in, to be cut when the
 // tokens are changed.
 type holds struct {
@@ -23,7 +26,7 @@ type holds struct {
 // request in goes away: the right of the caller or, where a sandbox is given,
 // its token. end must be called when the request is over.
 func (s *Server) hold(ctx context.Context, w http.ResponseWriter, id sandbox.ID) (held context.Context, end func()) {
-	held, cancel := context.WithCancel(ctx)
+	held, cancel := context.WithCancelCause(ctx)
 	rc := http.NewResponseController(w)
 	hang := time.AfterFunc(time.Hour, func() {
 		past := time.Unix(1, 0)
@@ -34,7 +37,7 @@ func (s *Server) hold(ctx context.Context, w http.ResponseWriter, id sandbox.ID)
 	var turn sync.Mutex
 	over := false
 	cut := func() {
-		cancel()
+		cancel(errCut)
 		turn.Lock()
 		defer turn.Unlock()
 		if !over { // the next request on the connection is another's
@@ -50,7 +53,7 @@ func (s *Server) hold(ctx context.Context, w http.ResponseWriter, id sandbox.ID)
 		over = true
 		hang.Stop()
 		turn.Unlock()
-		cancel()
+		cancel(nil)
 	}
 }
 

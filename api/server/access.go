@@ -20,6 +20,8 @@ type Office interface {
 	BySocket(uid uint32) (access.Caller, error)
 	// Pace counts a request.
 	Pace(c access.Caller) error
+	// HoldBack counts a refused request, and waits before its answer begins.
+	HoldBack(ctx context.Context, c access.Caller)
 	// Hold has cut called when the caller's rights go away.
 	Hold(c access.Caller, cut func()) (release func())
 	Quota(ctx context.Context, owner string) (access.Quota, error)
@@ -62,14 +64,20 @@ func (s *server) admit(next http.Handler) http.Handler {
 			return
 		}
 		c, err := s.callerOf(r)
-		if err == nil {
-			err = s.office.Pace(c)
-		}
 		if err != nil {
 			s.refuse(w, r, err)
 			return
 		}
 		ctx := access.With(r.Context(), c)
+		err = s.office.Pace(c)
+		if err == nil {
+			err = Admitted(ctx, c.Owner)
+		}
+		if err != nil {
+			requestOf(ctx).r = r.WithContext(ctx) // whom it is held back for
+			s.refuse(w, r, err)
+			return
+		}
 		if c.Key != "" || c.Owner != "uid:0" { // root's rights never go
 			held, end := s.hold(ctx, c)
 			defer end()
@@ -107,6 +115,18 @@ func hangUp(ctx context.Context) {
 	}
 	if conn != nil {
 		_ = conn.Close() // it may be closed
+	}
+}
+
+// holdBack waits before the answer that refuses a request begins, where its
+// owner has had many such: a client that repeats what is refused is slowed
+// down, and others do not wait for it.
+func (s *server) holdBack(req *request, status int) {
+	if status < http.StatusBadRequest || s.office == nil || req.r == nil {
+		return
+	}
+	if c, known := access.Of(req.r.Context()); known {
+		s.office.HoldBack(req.r.Context(), c)
 	}
 }
 
@@ -208,7 +228,11 @@ func (s *server) permit(ctx context.Context, operation, object string) error {
 // permitted is permit for what is no operation of the framework.
 func (s *server) permitted(operation string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := s.permit(r.Context(), operation, ""); err != nil {
+		err := s.permit(r.Context(), operation, "")
+		if err == nil && s.world != "" && operation == servedMCP { // some of its tools run
+			err = errForLooking()
+		}
+		if err != nil {
 			s.refuse(w, r, err)
 			return
 		}

@@ -39,7 +39,7 @@ var least = map[access.Role]string{
 		set-secret remove-secret set-template remove-template create-webhook remove-webhook test-webhook retry-dead-letters add-cost add-revenue cancel-entry set-budget remove-budget
 		create-project change-project remove-project kill-project enter-money deploy-agent set-agent remove-agent
 		start-experiment complete-experiment evaluate-project POST/mcp GET/mcp`,
-	access.RoleOperator: `doctor pool get-build-cache list-production-agents prune-images prune-build-cache promote-project
+	access.RoleOperator: `doctor pool get-build-cache list-production-agents prune-images prune-build-cache release-host-name promote-project
 		GET/metrics GET/worlds/production/v1/sandboxes POST/worlds/production/v1/costs`,
 	access.RoleAdmin: `create-key list-keys revoke-key list-owners get-owner set-owner remove-owner list-audit verify-audit`,
 }

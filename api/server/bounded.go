@@ -1,19 +1,26 @@
 package server
 
 import (
+	"context"
+	"crypto/tls"
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // Bounded returns a listener that takes at most so many connections at a time
 // from one address (of IPv6: one /64), and at most all together, so that one
-// client, slow or greedy, cannot keep others out. What is too many is closed
-// at once: the client tries again when it has closed others.
+// client, slow or greedy, cannot keep others out. Where there is no room, the
+// oldest connection that nobody was admitted on (see Admitted) makes it: what
+// is half sent holds no place that a newcomer could use. Where all have been
+// admitted the newcomer is closed: the client tries again when it has closed others.
 func Bounded(ln net.Listener, perAddress, all int) net.Listener {
-	return &bounded{Listener: ln, perAddress: perAddress, all: all, open: map[any]int{}, who: func(c net.Conn) (any, bool) {
+	return &bounded{Listener: ln, perAddress: perAddress, all: all, open: map[any]map[*boundedConn]bool{}, closing: map[any]int{}, who: func(c net.Conn) (any, bool) {
 		return clientOf(c.RemoteAddr()), false
 	}}
 }
@@ -22,7 +29,7 @@ func Bounded(ln net.Listener, perAddress, all int) net.Listener {
 // operator, the user self, is not counted: whatever others hold open, he gets
 // in.
 func BoundedUnix(ln net.Listener, self uint32, perUser, all int) net.Listener {
-	return &bounded{Listener: ln, perAddress: perUser, all: all, open: map[any]int{}, who: func(c net.Conn) (any, bool) {
+	return &bounded{Listener: ln, perAddress: perUser, all: all, open: map[any]map[*boundedConn]bool{}, closing: map[any]int{}, who: func(c net.Conn) (any, bool) {
 		p := newPeer(c)
 		return p.uid, p.known && p.uid == self
 	}}
@@ -34,8 +41,12 @@ type bounded struct {
 	who             func(net.Conn) (client any, free bool)
 
 	mu    sync.Mutex
-	open  map[any]int
+	open  map[any]map[*boundedConn]bool // by client
 	total int
+	came  int64 // counts them all
+
+	closing  map[any]int // by client, guarded by mu
+	closings int         // all of them
 }
 
 // The daemon keeps ownFiles descriptors for itself and the operator; of the
@@ -71,41 +82,150 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if free {
 			return c, nil
 		}
-		if b.enter(at) {
-			return &boundedConn{Conn: c, leave: sync.OnceFunc(func() { b.leave(at) })}, nil
+		bc := &boundedConn{Conn: c, in: b, at: at}
+		evicted, ok := b.enter(bc)
+		if evicted != nil {
+			b.closeLater(evicted) // its place is given away; nobody was admitted on it
 		}
-		_ = c.Close() // it has not been spoken to
+		if ok {
+			return bc, nil
+		}
+		b.closeLater(bc) // it has not been spoken to
 	}
 }
 
-func (b *bounded) enter(at any) bool {
+// A connection that is too many is closed a moment later, so that a client that
+// connects again and again does not keep the daemon busy with it. Of one
+// client so many at most, and of all of them, are open meanwhile.
+const (
+	closedLater  = time.Second
+	closingOf    = 64
+	closingOfAll = ownFiles / 2
+)
+
+func (b *bounded) closeLater(c *boundedConn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.total >= b.most() || b.open[at] >= b.perAddress {
-		return false
+	if b.closing[c.at] >= closingOf || b.closings >= closingOfAll {
+		_ = c.Conn.Close()
+		return
 	}
+	b.closings++
+	b.closing[c.at]++
+	time.AfterFunc(closedLater, func() {
+		_ = c.Conn.Close()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.closings--
+		if b.closing[c.at]--; b.closing[c.at] == 0 {
+			delete(b.closing, c.at)
+		}
+	})
+}
+
+// enter notes a connection, and says which one makes room for it.
+func (b *bounded) enter(c *boundedConn) (evicted *boundedConn, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case len(b.open[c.at]) >= b.perAddress:
+		evicted = oldest(nil, b.open[c.at])
+	case b.total >= b.most():
+		for _, of := range b.open {
+			evicted = oldest(evicted, of)
+		}
+	default:
+		ok = true
+	}
+	if evicted != nil {
+		b.forget(evicted)
+		ok = true
+	}
+	if !ok {
+		return nil, false
+	}
+	if b.open[c.at] == nil {
+		b.open[c.at] = map[*boundedConn]bool{}
+	}
+	b.came++
+	c.nth, b.open[c.at][c] = b.came, true
 	b.total++
-	b.open[at]++
-	return true
+	return evicted, true
 }
 
-func (b *bounded) leave(at any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// oldest returns the oldest of those that nobody was admitted on.
+func oldest(than *boundedConn, of map[*boundedConn]bool) *boundedConn {
+	for c := range of {
+		if c.owner == "" && (than == nil || c.nth < than.nth) {
+			than = c
+		}
+	}
+	return than
+}
+
+// forget gives a connection's place away; b.mu is held.
+func (b *bounded) forget(c *boundedConn) {
+	of := b.open[c.at]
+	if !of[c] {
+		return
+	}
 	b.total--
-	if b.open[at]--; b.open[at] == 0 {
-		delete(b.open, at)
+	if delete(of, c); len(of) == 0 {
+		delete(b.open, c.at)
 	}
 }
 
 type boundedConn struct {
 	net.Conn
-	leave func()
+	in *bounded
+	at any // the client
+
+	nth   int64  // guarded by in.mu, as owner is
+	owner string // whose request came last on it; empty: nobody was admitted
 }
 
 func (c *boundedConn) Close() error {
-	c.leave()
+	c.in.mu.Lock()
+	c.in.forget(c)
+	c.in.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// shareOfAddress is what one owner may have of the places of an address, in
+// quarters.
+const shareOfAddress = 3
+
+// Admitted notes whose request came on the connection of a context: from then
+// on it keeps its place. ErrExhausted where the owner has most of those of the
+// address, of which others must get some, too.
+func Admitted(ctx context.Context, owner string) error {
+	conn := peerOf(ctx).conn
+	if t, ok := conn.(*tls.Conn); ok {
+		conn = t.NetConn()
+	}
+	c, ok := conn.(*boundedConn)
+	if !ok {
+		return nil
+	}
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	if !c.in.open[c.at][c] {
+		return sandbox.Errorf(sandbox.ErrExhausted, "too_many_connections", "this address has too many connections, and the place of this one was given away: close some first")
+	}
+	if c.owner == owner {
+		return nil
+	}
+	n := 0
+	for other := range c.in.open[c.at] {
+		if other.owner == owner {
+			n++
+		}
+	}
+	if n >= max(1, c.in.perAddress*shareOfAddress/4) {
+		return sandbox.Errorf(sandbox.ErrExhausted, "too_many_connections", "%s has %d connections from this address: close some first", owner, n)
+	}
+	c.owner = owner
+	return nil
 }
 
 // clientOf is what one client can choose its address from.

@@ -65,24 +65,24 @@ func (s *server) bulk(ctx context.Context, in *bulkInput, do func(ctx context.Co
 	if in.DryRun {
 		return out, nil
 	}
-	actor := actorOf(ctx)
+	actor, errs := actorOf(ctx), make([]error, len(out.Items))
 	var work errgroup.Group
 	work.SetLimit(bulkAtOnce)
 	for i := range out.Items {
 		work.Go(func() error {
 			item := &out.Items[i]
 			sb, err := do(ctx, string(item.ID), actor)
-			if err != nil {
-				item.Error = s.problemOf(ctx, err)
-				return nil
+			if err == nil {
+				item.Status = sb.Status
 			}
-			item.Status = sb.Status
+			errs[i] = err
 			return nil
 		})
 	}
 	_ = work.Wait() // none fails
-	for _, item := range out.Items {
-		if item.Error != nil {
+	for i, err := range errs {
+		if err != nil {
+			out.Items[i].Error = s.problemOf(ctx, err) // it notes the code with the request
 			out.Failed++
 		}
 	}

@@ -29,7 +29,7 @@ type Costs interface {
 
 type (
 	entryInput struct {
-		IdempotencyKey string `header:"Idempotency-Key" maxLength:"128" doc:"A repeated request with the same key is taken once; keys are the target's own."`
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"128" doc:"A repeated request with the same key is taken once; keys are the sender's own, for each target."`
 		Body           cost.EntryRequest
 	}
 	entriesInput struct {

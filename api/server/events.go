@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -132,21 +133,30 @@ func (s *server) streamEvents(ctx context.Context, w *sseWriter, after int64, re
 	// Subscribing before reading means that nothing falls between.
 	news, stop := s.m.Subscribe()
 	defer stop()
+	followers := s.follow(actorOf(ctx))
+	defer followers.Add(-1)
 	// An id alone tells a client whose stream breaks before the first
 	// event where to go on.
 	if err := w.mark(after); err != nil {
 		return err
 	}
 	for {
+		began := time.Now()
 		events, err := s.m.Events(ctx, after, ref, eventBatch)
 		if err != nil {
 			return err
 		}
+		took := time.Since(began)
 		for _, e := range events {
 			if err := w.event(strconv.FormatInt(e.Seq, 10), e.Type, e); err != nil {
 				return err
 			}
 			after = e.Seq
+		}
+		// So long that an owner's followers together, however many, read for a
+		// part of the time alone.
+		if err := pause(ctx, took*followRest*time.Duration(followers.Load())); err != nil {
+			return err
 		}
 		if len(events) == eventBatch {
 			continue
@@ -154,6 +164,30 @@ func (s *server) streamEvents(ctx context.Context, w *sseWriter, after int64, re
 		if err := w.wait(ctx, news); err != nil {
 			return err
 		}
+	}
+}
+
+// followRest is how many times longer than it reads an owner's only follower of
+// events rests.
+const followRest = 2
+
+// follow notes a follower of events, and returns how many its owner has.
+func (s *server) follow(owner string) *atomic.Int64 {
+	n, _ := s.followers.LoadOrStore(owner, new(atomic.Int64)) // as many as owners
+	count := n.(*atomic.Int64)                                //nolint:errcheck,forcetypeassert // nothing else is stored
+	count.Add(1)
+	return count
+}
+
+// pause waits.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

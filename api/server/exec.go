@@ -18,11 +18,11 @@ import (
 type (
 	execInput struct {
 		Target
-		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it streams the output of what the first started, from the beginning, whose input stays that of the first."`
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it streams the output of what the first started, from the beginning, or says how that ended (409 already_run)."`
 		Body           api.ExecRequest
 	}
 	runInput struct {
-		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it is a conflict. POST /v1/sandboxes with the key and the same sandbox tells which one the first made."`
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key runs nothing: it is a conflict. POST /v1/sandboxes with the key and the same sandbox tells which one the first made, and an exec there with the key and the same process streams what was run."`
 		Body           api.RunRequest
 	}
 )
@@ -46,10 +46,7 @@ func (s *server) execRoutes() {
 			return nil, err
 		}
 		return s.streamed(ctx, in.Body, func(ctx context.Context, spec sandbox.ProcessSpec) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
-			if in.IdempotencyKey != "" {
-				p, err := s.execOnce(ctx, in.Ref, in.IdempotencyKey, spec)
-				return nil, p, err
-			}
+			spec.IdempotencyKey = in.IdempotencyKey
 			p, err := s.m.Exec(ctx, in.Ref, spec)
 			return nil, p, err
 		})
@@ -135,11 +132,12 @@ func (s *server) feedAll(ctx context.Context, p sandbox.ProcessIO, input []byte)
 	}()
 	if in, ok := p.(sandbox.StdinSession); ok {
 		// A client that comes back by attaching goes on where this stops.
-		ready := make(chan struct{})
+		ready := make(chan int64, 1)
 		var once sync.Once
-		if in.OpenStdin(starter, func(int64, bool) { once.Do(func() { close(ready) }) }) == nil {
+		if in.OpenStdin(starter, func(total int64, _ bool) { once.Do(func() { ready <- total }) }) == nil {
 			select {
-			case <-ready:
+			case total := <-ready: // not 0 where a key started it before
+				input = input[min(total, int64(len(input))):]
 			case <-ctx.Done():
 				return
 			}

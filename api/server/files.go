@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -272,6 +273,22 @@ var (
 	copyBuffers = sync.Pool{New: func() any { b := make([]byte, largeCopy); return &b }}
 	copying     = make(chan struct{}, largeCopies)
 )
+
+// begun waits for the first byte of a stream, so that what is refused before
+// it is told as an error.
+func begun(body io.ReadCloser, err error) (io.ReadCloser, error) {
+	if err != nil {
+		return nil, err
+	}
+	r := bufio.NewReader(body)
+	if _, err := r.Peek(1); err != nil && !errors.Is(err, io.EOF) {
+		return nil, errors.Join(err, body.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{r, body}, nil
+}
 
 // pour copies a stream to the client. What breaks after the first byte can
 // only be told by breaking the connection.

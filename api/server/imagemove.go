@@ -105,7 +105,7 @@ func (s *server) imageMoveRoutes() {
 
 func (s *server) exportImage(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
 	in.Body.Actor = actorOf(ctx)
-	body, err := s.m.ExportImage(ctx, in.Body)
+	body, err := begun(s.m.ExportImage(ctx, in.Body))
 	if err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func (s *server) ownerRoutes() {
 	})
 	register(s, huma.Operation{
 		OperationID: "set-owner", Method: http.MethodPut, Path: "/v1/owners/{owner}",
-		Summary: "Change an owner, or make one; what is absent stays as it is", Tags: []string{"access"},
+		Summary: "Change an owner, or make one (not by disabled); what is absent stays as it is", Tags: []string{"access"},
 	}, func(ctx context.Context, in *ownerInput) (*result[api.Owner], error) {
 		change := access.OwnerChange{Disabled: in.Body.Disabled}
 		if in.Body.Role != "" {

@@ -24,11 +24,30 @@ func TestProductionStreamsAreJudged(t *testing.T) {
 	for role, code := range map[access.Role]string{
 		access.RoleViewer: "role_too_low", access.RoleDeveloper: "role_too_low", access.RoleOperator: "production_read_only", access.RoleAdmin: "production_read_only",
 	} {
-		ask := func(path string) (int, string) {
-			req := httptest.NewRequest(http.MethodGet, path, http.NoBody)
+		with := func(method, path, body string) (int, string) {
+			req := httptest.NewRequest(method, path, strings.NewReader(body))
+			req.Header.Set("Accept", "application/json, text/event-stream")
+			req.Header.Set("Content-Type", "application/json")
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, req.WithContext(access.With(req.Context(), access.Caller{Owner: "x", Role: role})))
 			return w.Code, w.Body.String()
+		}
+		ask := func(path string) (int, string) { return with(http.MethodGet, path, "") }
+		const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_sandboxes","arguments":{}}}`
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
+			for _, path := range []string{"/mcp", "/%6dcp"} {
+				status, body := with(method, "/worlds/production"+path, call)
+				wants := code
+				if method == http.MethodHead {
+					wants = "" // it has no body
+				}
+				if status != http.StatusForbidden || !strings.Contains(body, wants) {
+					t.Errorf("%s %s of %s: %d %s", method, path, role, status, body)
+				}
+			}
+		}
+		if status, body := with(http.MethodPost, "/mcp", call); role.AtLeast(access.RoleDeveloper) && !strings.Contains(body, "promoted") { // the control
+			t.Errorf("tools in the lab as %s: %d %s", role, status, body)
 		}
 		const box = "/v1/sandboxes/promoted"
 		for _, path := range []string{box + "/processes/p1/attach", box + "/processes/p1/%61ttach", box + "/exec", box + "/ports/80/connect", "/v1/run"} {

@@ -60,9 +60,12 @@ func (r *request) bodyRead() {
 func (s *server) middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		req := &request{id: requestID(r.Header.Get(api.HeaderRequestID))}
-		rec := &recorder{ResponseWriter: w, req: req}
+		rec := &recorder{ResponseWriter: w, req: req, begin: s.holdBack}
 		if s.audit != nil {
-			rec.begin = s.answered
+			rec.begin = func(req *request, status int) {
+				s.answered(req, status)
+				s.holdBack(req, status)
+			}
 			defer func() { s.answered(req, rec.status) }() // where no answer came
 		}
 		req.w = rec

@@ -38,7 +38,7 @@ var routes = []string{
 	"GET /v1/sandboxes/{ref}/files/stat", "GET /v1/sandboxes/{ref}/files/list", "POST /v1/sandboxes/{ref}/files/mkdir", "POST /v1/sandboxes/{ref}/files/move",
 	"POST /v1/sandboxes/{ref}/files/chmod", "GET /v1/sandboxes/{ref}/files/watch", "GET /v1/sandboxes/{ref}/files/archive", "PUT /v1/sandboxes/{ref}/files/archive",
 	"GET /v1/sandboxes/{ref}/network", "GET /v1/sandboxes/{ref}/network/explain",
-	"GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
+	"DELETE /v1/host-names/{name}", "GET /v1/images", "POST /v1/images", "GET /v1/images/{name}", "DELETE /v1/images/{name}",
 	"GET /v1/operations", "GET /v1/operations/{operation}", "DELETE /v1/operations/{operation}",
 	"POST /v1/images/build", "GET /v1/build-cache", "DELETE /v1/build-cache",
 	"GET /v1/templates", "PUT /v1/templates/{name}", "GET /v1/templates/{name}", "DELETE /v1/templates/{name}",

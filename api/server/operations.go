@@ -34,7 +34,12 @@ const (
 	operationsAtOnce = 32
 )
 
-var errOperationCancelled = errors.New("the operation was cancelled")
+// What operations are cancelled with: by a request, or because the right to
+// begin them is gone.
+var (
+	errOperationCancelled = errors.New("the operation was cancelled")
+	errRightGone          = errors.New("the key was revoked or its owner's rights were changed")
+)
 
 // operation is one that the board knows.
 type operation struct {
@@ -229,8 +234,17 @@ func (s *server) end(ctx context.Context, o *operation, v any, err error) error 
 	var result json.RawMessage
 	if err == nil {
 		result, err = json.Marshal(v)
-	} else if context.Cause(ctx) == errOperationCancelled { //nolint:errorlint // the very value that cancel was given
-		err = sandbox.Errorf(sandbox.ErrConflict, "operation_cancelled", "operation %s was cancelled before its end", o.now().ID)
+	} else {
+		switch context.Cause(ctx) {
+		case errOperationCancelled: //nolint:errorlint // the very values that cancel was given
+			err = sandbox.Errorf(sandbox.ErrConflict, "operation_cancelled", "operation %s was cancelled before its end", o.now().ID)
+		case errRightGone:
+			err = sandbox.Errorf(sandbox.ErrConflict, "operation_cancelled", "operation %s was cancelled before its end: %w", o.now().ID, errRightGone)
+		default:
+			if c, known := access.Of(ctx); known && s.office != nil {
+				s.office.HoldBack(ctx, c) // it keeps its place until then
+			}
+		}
 	}
 	now := time.Now().UTC()
 	o.mu.Lock()
@@ -285,9 +299,14 @@ func background[T, P any](ctx context.Context, s *server, kind, subject string, 
 		return nil, err
 	}
 	l.onDrain(func() { o.cancel(context.Canceled) })
+	release := func() {}
+	if c, ok := access.Of(ctx); ok && s.office != nil {
+		release = s.office.Hold(c, func() { o.cancel(errRightGone) })
+	}
 	told := make(chan struct{})
 	go func() {
 		defer l.end()
+		defer release()
 		var v T
 		err := errors.New("the work ended with a panic") // unless it returns
 		first := sync.OnceFunc(func() { close(told) })

@@ -28,6 +28,8 @@ type Ports interface {
 	// NewPortToken makes or replaces what opens a sandbox's host names.
 	NewPortToken(ctx context.Context, ref, actor string) (string, error)
 	RemovePortToken(ctx context.Context, ref, actor string) error
+	// ReleaseHostName frees a host name whose holder has no living sandbox of it.
+	ReleaseHostName(ctx context.Context, name, actor string) (sandbox.HostName, error)
 	// DialPort connects to a TCP port of a running sandbox.
 	DialPort(ctx context.Context, ref string, port int) (net.Conn, error)
 }
@@ -36,6 +38,9 @@ type (
 	publishInput = bodyInput[sandbox.PortRequest]
 	portTarget   struct {
 		ID string `path:"id" maxLength:"14"`
+	}
+	hostNameTarget struct {
+		Name string `path:"name" maxLength:"63"`
 	}
 	portListInput struct {
 		Sandbox string `query:"sandbox" maxLength:"63" doc:"Only this sandbox's."`
@@ -86,6 +91,12 @@ func (s *server) portRoutes() {
 		Summary: "Take the token of a sandbox away", Tags: tags,
 	}, func(ctx context.Context, in *Target) (*empty, error) {
 		return &empty{}, s.m.RemovePortToken(ctx, in.Ref, actorOf(ctx))
+	})
+	register(s, huma.Operation{
+		OperationID: "release-host-name", Method: http.MethodDelete, Path: "/v1/host-names/{name}",
+		Summary: "Free a host name for other owners: its next requests lead to another's sandbox", Tags: tags,
+	}, func(ctx context.Context, in *hostNameTarget) (*result[sandbox.HostName], error) {
+		return wrap(s.m.ReleaseHostName(ctx, in.Name, actorOf(ctx)))
 	})
 	register(s, huma.Operation{
 		OperationID: "connect-port", Method: http.MethodGet, Path: base + "/{port}/connect",

@@ -27,7 +27,7 @@ type (
 	}
 	startInput struct {
 		Target
-		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key returns the process that the first started."`
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key returns the process that the first started, or says how that ended (409 already_run)."`
 		Body           sandbox.ProcessSpec
 	}
 	signalInput struct {
@@ -64,9 +64,7 @@ func (s *server) processRoutes() {
 		if err := in.Body.Validate(); err != nil {
 			return nil, err
 		}
-		if in.IdempotencyKey != "" {
-			return wrap(s.startOnce(ctx, in.Ref, in.IdempotencyKey, in.Body))
-		}
+		in.Body.IdempotencyKey = in.IdempotencyKey
 		return wrap(s.m.StartProcess(ctx, in.Ref, in.Body))
 	})
 	register(s, huma.Operation{

@@ -58,7 +58,7 @@ var rules = func() map[string]rulebook {
 		}},
 		{rulebook{least: access.RoleDeveloper}, []string{servedMCP}}, // the calls of tools are noted one by one
 		{rulebook{least: access.RoleOperator}, []string{"doctor", "pool", "get-build-cache", "list-production-agents", servedMetrics, servedProduction}},
-		{rulebook{least: access.RoleOperator, changes: true}, []string{"prune-images", "prune-build-cache", "promote-project"}},
+		{rulebook{least: access.RoleOperator, changes: true}, []string{"prune-images", "prune-build-cache", "release-host-name", "promote-project"}},
 		{rulebook{least: access.RoleAdmin}, []string{"list-keys", "list-owners", "get-owner", "list-audit", "verify-audit"}},
 		{rulebook{least: access.RoleAdmin, changes: true, lasting: true}, []string{"create-key", "revoke-key", "set-owner", "remove-owner"}},
 	} {
@@ -69,6 +69,10 @@ var rules = func() map[string]rulebook {
 	return all
 }()
 
+func errForLooking() error {
+	return sandbox.Errorf(sandbox.ErrForbidden, "production_read_only", "nothing can be run in the production world, nor connected to: it is for looking")
+}
+
 // authorize is permit as the framework calls it, before it reads anything of
 // the request.
 func (s *server) authorize(ctx huma.Context, next func(huma.Context)) {
@@ -76,7 +80,7 @@ func (s *server) authorize(ctx huma.Context, next func(huma.Context)) {
 	operation := ctx.Operation().OperationID
 	err := s.permit(ctx.Context(), operation, objectOf(ctx))
 	if err == nil && s.world != "" && ctx.Method() == http.MethodGet && rules[operation].changes { // WebSockets
-		err = sandbox.Errorf(sandbox.ErrForbidden, "production_read_only", "nothing can be run in the production world, nor connected to: it is for looking")
+		err = errForLooking()
 	}
 	if err != nil {
 		s.refuse(req.w, req.r, err)

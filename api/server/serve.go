@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ import (
 // client must send before its request is understood is timed.
 const (
 	headerTimeout = 10 * time.Second
+	restTimeout   = 2 * time.Second // of a body that was answered already
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
 )
@@ -155,16 +157,14 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 	base, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), servingKey{}, run))
 	defer cancel()
 	srv := &http.Server{
-		Handler:           h,
+		Handler:           Hasty(h),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnState:         run.state,
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, newPeer(c))
-		},
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+		ConnContext:       ConnContext,
+		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(ln) }()
@@ -189,6 +189,44 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
 		return errors.Join(err, serr)
 	}
 	return err
+}
+
+// ConnContext is of http.Server: its requests know their connection.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, peerKey{}, newPeer(c))
+}
+
+// Hasty bounds how long a client may take to send the rest of a body that was
+// answered already: net/http reads on, so that the connection can be used
+// again, and would wait as long as the client does.
+func Hasty(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body != http.NoBody {
+			body := &whole{ReadCloser: r.Body}
+			r.Body = body
+			defer func() {
+				if !body.read.Load() {
+					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout)) // a recorder of tests has none
+				}
+			}()
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// whole is a body that knows whether it was read to its end.
+type whole struct {
+	io.ReadCloser
+	read atomic.Bool
+}
+
+// Read reads.
+func (b *whole) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		b.read.Store(true)
+	}
+	return n, err
 }
 
 // draining returns a channel that is closed when the server wants its

@@ -46,8 +46,8 @@ type server struct {
 	audit   Audit
 	world   string // before the names of operations in the audit; empty in the lab's
 
-	keys         once       // of commands with an idempotency key
 	ops          board      // of work that takes long
+	followers    sync.Map   // of events, *atomic.Int64 by owner
 	provisioning sync.Mutex // held while a developer sandbox is looked for and made
 }
 

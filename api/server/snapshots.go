@@ -14,7 +14,8 @@ import (
 type (
 	snapshotInput struct {
 		Target
-		Body sandbox.SnapshotRequest
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key returns the snapshot the first one made, while that is there."`
+		Body           sandbox.SnapshotRequest
 	}
 	snapshotListInput struct {
 		Sandbox string   `query:"sandbox" maxLength:"63" doc:"Of this sandbox, living or ended, only."`
@@ -23,7 +24,8 @@ type (
 	}
 	forkInput struct {
 		Target
-		Body sandbox.ForkRequest
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"A repeated request with the same key returns the sandboxes the first one made, and makes those it did not come to."`
+		Body           sandbox.ForkRequest
 	}
 	rollbackInput struct {
 		Target
@@ -65,7 +67,7 @@ func (s *server) snapshotRoutes() {
 		OperationID: "create-snapshot", Method: http.MethodPost, Path: "/v1/sandboxes/{ref}/snapshots", DefaultStatus: http.StatusCreated,
 		Summary: "Freeze a sandbox's files", Tags: tags,
 	}, func(ctx context.Context, in *snapshotInput) (*result[sandbox.Snapshot], error) {
-		in.Body.Actor = actorOf(ctx)
+		in.Body.Actor, in.Body.IdempotencyKey = actorOf(ctx), in.IdempotencyKey
 		return wrap(s.m.Snapshot(ctx, in.Ref, in.Body))
 	})
 	register(s, huma.Operation{
@@ -103,7 +105,7 @@ func (s *server) snapshotRoutes() {
 			Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 		}},
 	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
-		body, err := s.m.ExportSnapshot(ctx, in.Ref)
+		body, err := begun(s.m.ExportSnapshot(ctx, in.Ref))
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +127,7 @@ func (s *server) snapshotRoutes() {
 			OperationID: "fork-" + what, Method: http.MethodPost, Path: path, DefaultStatus: http.StatusCreated,
 			Summary: "Make sandboxes that begin with the files of a " + what, Tags: tags,
 		}, func(ctx context.Context, in *forkInput) (*result[api.ForkList], error) {
-			in.Body.Actor = actorOf(ctx)
+			in.Body.Actor, in.Body.IdempotencyKey = actorOf(ctx), in.IdempotencyKey
 			if what == sandbox.ForkOfSandbox {
 				in.Body.ForkOf = what
 			}

@@ -22,6 +22,10 @@ type (
 		Offset  int64 `query:"offset" default:"-1" minimum:"-1" doc:"First byte of output wanted; -1 means the oldest kept."`
 		Session int64 `query:"session" minimum:"0" doc:"Whose standard input this connection brings: a number of the client's own, above 1, or 1 for the client that started the process. The first stdin message tells how much of it was taken before. Without one, input is taken as it comes."`
 	}
+	execStreamInput struct {
+		Target
+		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"As of the POST."`
+	}
 	runStreamInput struct {
 		IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"As of the POST."`
 	}
@@ -43,7 +47,7 @@ func (s *server) streamRoutes() {
 	register(s, huma.Operation{
 		OperationID: "exec-stream", Method: http.MethodGet, Path: "/v1/sandboxes/{ref}/exec",
 		Summary: "WebSocket: run a command and stream it; the first message is a ProcessSpec", Tags: []string{"processes"}, Responses: upgrade,
-	}, func(ctx context.Context, in *Target) (*huma.StreamResponse, error) {
+	}, func(ctx context.Context, in *execStreamInput) (*huma.StreamResponse, error) {
 		return s.upgrade(ctx, func(ctx context.Context, c *websocket.Conn) (*sandbox.Sandbox, sandbox.ProcessIO, error) {
 			var spec sandbox.ProcessSpec
 			if err := readFirst(ctx, c, "process spec", &spec); err != nil {
@@ -52,6 +56,7 @@ func (s *server) streamRoutes() {
 			if err := spec.Validate(); err != nil {
 				return nil, nil, err
 			}
+			spec.IdempotencyKey = in.IdempotencyKey
 			p, err := s.m.Exec(ctx, in.Ref, spec)
 			return nil, p, err
 		}, starter)

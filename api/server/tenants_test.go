@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +92,89 @@ func TestOriginsAreChecked(t *testing.T) {
 		}
 		if got := ownOrigin(r); got != want {
 			t.Errorf("origin %q: %v", origin, got)
+		}
+	}
+}
+
+// TestPlacesOfAnAddress: who was not admitted makes room for newcomers, the
+// oldest first; one owner gets most places and leaves some.
+func TestPlacesOfAnAddress(t *testing.T) {
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := Bounded(plain, 8, 100)
+	defer ln.Close()
+	open := func() (client net.Conn, ctx context.Context) {
+		client, err := net.Dial("tcp", plain.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.Close() })
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client, ConnContext(t.Context(), c)
+	}
+	livesFor := func(c net.Conn, d time.Duration) bool {
+		_ = c.SetReadDeadline(time.Now().Add(d))
+		_, err := c.Read(make([]byte, 1))
+		return errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	lives := func(c net.Conn) bool { return livesFor(c, 100*time.Millisecond) }
+	kept, ctx := open()
+	if err := Admitted(ctx, "alice"); err != nil {
+		t.Fatal(err)
+	}
+	oldest, _ := open()
+	for range 6 {
+		open()
+	}
+	if !lives(oldest) || !lives(kept) { // the control
+		t.Fatal("a connection ended while there was room")
+	}
+	_, ctx = open()                                    // the ninth
+	if livesFor(oldest, time.Minute) || !lives(kept) { // it is closed a moment later
+		t.Error("a newcomer has not the place of the oldest that nobody was admitted on")
+	}
+	for n := range 6 {
+		if n > 0 {
+			_, ctx = open()
+		}
+		if err := Admitted(ctx, "bob"); err != nil {
+			t.Fatalf("bob's connection %d: %v", n, err)
+		}
+	}
+	_, ctx = open()
+	if err := Admitted(ctx, "bob"); sandbox.CodeOf(err) != "too_many_connections" {
+		t.Errorf("bob's seventh of eight: %v", err)
+	}
+	if err := Admitted(ctx, "alice"); err != nil { // the control
+		t.Errorf("alice's on it: %v", err)
+	}
+}
+
+// TestRestOfABodyIsAwaitedBriefly: a client that was answered and does not
+// send the rest of its body loses its connection; one that sends it keeps it.
+func TestRestOfABodyIsAwaitedBriefly(t *testing.T) {
+	srv := httptest.NewServer(Hasty(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })))
+	defer srv.Close()
+	for _, c := range []struct {
+		rest string
+		ends bool
+		wait time.Duration
+	}{{"", true, time.Minute}, {"1\r\nx\r\n0\r\n\r\n", false, 2 * restTimeout}} {
+		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, _ = fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%s", c.rest)
+		_ = conn.SetReadDeadline(time.Now().Add(c.wait))
+		_, err = io.Copy(io.Discard, conn)
+		if ended := err == nil; ended != c.ends {
+			t.Errorf("rest %q: the connection ended: %v (%v)", c.rest, ended, err)
 		}
 	}
 }

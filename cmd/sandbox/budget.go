@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -84,7 +83,7 @@ resumes what the budget has paused; what it has stopped can be started again.`,
 			if err != nil {
 				return err
 			}
-			return c.show(s, func(w io.Writer) error { return line(w, s.Key) })
+			return c.show(s, func(w printer) error { return line(w, s.Key) })
 		},
 	}
 	f.add(cmd, "the budget is")
@@ -127,7 +126,7 @@ func (c *cli) budgetLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error { return budgetTable(w, all) })
+			return c.show(all, func(w printer) error { return budgetTable(w, all) })
 		},
 	}
 }
@@ -145,7 +144,7 @@ func (c *cli) budgetShowCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(s, func(w io.Writer) error {
+			return c.show(s, func(w printer) error {
 				if err := budgetTable(w, []cost.BudgetState{s}); err != nil {
 					return err
 				}
@@ -166,10 +165,10 @@ func (c *cli) budgetShowCmd() *cobra.Command {
 	}
 }
 
-func budgetTable(w io.Writer, all []cost.BudgetState) error {
+func budgetTable(w printer, all []cost.BudgetState) error {
 	return columns(w, "BUDGET\tOF\tMETER\tSPENT\tLIMIT\tPER\t%\tHOLDS", func(row func(string, ...any)) {
 		for _, s := range all {
-			row("%s\t%s %s\t%s\t%s\t%s\t%s\t%d\t%s", s.Key, s.Scope, s.ID, s.Meter, s.SpentText, s.LimitText, s.Period, s.Percent, dash(holdsText(s)))
+			row("%s\t%s %s\t%s\t%s\t%s\t%s\t%d\t%s", s.Key, s.Scope, s.ID, s.Meter, s.Spent, s.Limit, s.Period, s.Percent, dash(holdsText(s)))
 		}
 	})
 }
@@ -186,7 +185,7 @@ func holdsText(s cost.BudgetState) string {
 func forecast(s cost.BudgetState) string {
 	switch {
 	case s.Unknown != "":
-		return "it cannot be told what was spent: " + plain(s.Unknown)
+		return "it cannot be told what was spent: " + s.Unknown
 	case s.ExhaustedIn == nil && !s.Until.IsZero():
 		return "not exhausted before " + s.Until.UTC().Format(time.RFC3339) + " at this rate"
 	case s.ExhaustedIn == nil:

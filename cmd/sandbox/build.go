@@ -92,7 +92,7 @@ func (c *cli) buildPruneCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(gone, func(w io.Writer) error { return line(w, fmt.Sprintf("%d steps forgotten", gone.Steps)) })
+			return c.show(gone, func(w printer) error { return line(w, fmt.Sprintf("%d steps forgotten", gone.Steps)) })
 		},
 	}
 	cmd.Flags().DurationVar(&older, "older-than", 0, "only steps not used for this long")
@@ -132,9 +132,9 @@ func (c *cli) build(cmd *cobra.Command, f *buildFlags, dir string) error {
 		if c.output == "json" && !f.quiet {
 			return nil
 		}
-		return line(c.out, img.Digest)
+		return line(c.printer(c.out), img.Digest)
 	}
-	return c.show(img, func(w io.Writer) error {
+	return c.show(img, func(w printer) error {
 		names := f.req.Names
 		if len(names) == 0 {
 			names = []string{"-"}
@@ -271,32 +271,32 @@ func (p *buildProgress) tell(e sandbox.BuildEvent) error {
 		return nil
 	}
 	if p.c.output == "json" {
-		return p.c.showLine(e, nil)
+		return p.c.showLine(e, "")
 	}
 	if p.partial && e.Type != sandbox.BuildOutput {
 		p.partial = false
-		fmt.Fprintln(p.c.err)
+		p.c.say("\n")
 	}
-	where := fmt.Sprintf("[%s %d/%d]", plain(e.Stage), e.Step, e.Steps)
+	w, where := p.c.printer(p.c.err), fmt.Sprintf("[%s %d/%d]", e.Stage, e.Step, e.Steps)
 	switch e.Type {
 	case sandbox.BuildNote:
 		at := ""
 		if e.Line > 0 {
 			at = fmt.Sprintf("line %d: ", e.Line)
 		}
-		fmt.Fprintln(p.c.err, p.c.paint(p.c.err, yellow, "note: "+at+plain(e.Text)))
+		p.c.say("%s\n", w.paint(yellow, "note: "+at+e.Text))
 	case sandbox.BuildStep:
-		word := ""
+		word := clean("")
 		if e.Cached {
-			word = p.c.paint(p.c.err, green, "CACHED ")
+			word = w.paint(green, "CACHED ")
 		}
-		fmt.Fprintln(p.c.err, where, word+plain(e.Text))
+		p.c.say("%s %s%s\n", where, word, e.Text)
 	case sandbox.BuildOutput:
 		text := sandbox.PlainText(strings.ReplaceAll(string(e.Data), "\r\n", "\n"))
-		fmt.Fprint(p.c.err, text)
+		p.c.say("%s", clean(text))
 		p.partial = !strings.HasSuffix(text, "\n")
 	case sandbox.BuildDone:
-		fmt.Fprintln(p.c.err, where, p.c.paint(p.c.err, grey, fmt.Sprintf("done in %.1fs", e.Seconds)))
+		p.c.say("%s %s\n", where, w.paint(grey, fmt.Sprintf("done in %.1fs", e.Seconds)))
 	}
 	return nil
 }

@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"reflect"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -66,9 +68,12 @@ func (c *cli) main(ctx context.Context, args []string) int {
 	root := c.root()
 	root.SetArgs(args)
 	root.SetIn(c.in)
-	root.SetOut(c.out)
-	root.SetErr(c.err)
-	err := root.ExecuteContext(ctx)
+	root.SetOut(plainWriter{c.out})
+	root.SetErr(plainWriter{c.err})
+	err := unknownCommand(root, args)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
 	if code, ok := errors.AsType[exitError](err); ok {
 		return int(code)
 	}
@@ -169,24 +174,39 @@ func (c *cli) held() bool {
 	return len(c.pending) > 0
 }
 
-// complain prints an error with its code.
+// say prints to stderr, for people.
+func (c *cli) say(format string, args ...any) { _ = c.printer(c.err).printf(format, args...) } // nobody may read it
+
+// complain prints an error with its code. Its lines after the first are set in,
+// so that none looks like one of ours.
 func (c *cli) complain(err error) {
-	code := sandbox.CodeOf(err)
-	msg := sandbox.PlainText(err.Error())
+	msg := clean(strings.ReplaceAll(sandbox.PlainText(err.Error()), "\n", "\n  "))
 	if _, ok := errors.AsType[*sandbox.Error](err); !ok {
-		fmt.Fprintf(c.err, "sandbox: %s\n", msg)
+		c.say("sandbox: %s\n", msg)
 		return
 	}
-	fmt.Fprintf(c.err, "%s %s (%s)\n", c.paint(c.err, red, "sandbox:"), msg, code)
+	c.say("%s %s (%s)\n", c.printer(c.err).paint(red, "sandbox:"), msg, sandbox.CodeOf(err))
 }
 
 // warn prints a line for people to stderr.
-func (c *cli) warn(format string, args ...any) {
-	fmt.Fprintf(c.err, "sandbox: "+format+"\n", plainArgs(args, sandbox.PlainText)...)
+func (c *cli) warn(format string, args ...any) { c.say("sandbox: "+format+"\n", args...) }
+
+// reconnect is how long commands that carry an idempotency key are tried again.
+const reconnect = 30 * time.Second
+
+// persistent is client for a request with an idempotency key: made up, unless
+// one is given. Until the daemon answers it is repeated.
+func (c *cli) persistent(key *string) (*client.Client, error) {
+	if *key == "" {
+		*key = "cli-" + rand.Text()
+	}
+	return c.client(client.WithReconnect(reconnect, func(err error, d time.Duration) {
+		c.warn("%v; trying again for %v, to do it at most once ('--idempotency-key %s' goes on after that)", err, d, *key)
+	}))
 }
 
 // client connects to the daemon the flags or the environment name.
-func (c *cli) client() (*client.Client, error) {
+func (c *cli) client(more ...client.Option) (*client.Client, error) {
 	host := c.host
 	if host == "" {
 		host = c.getenv("SANDBOX_HOST")
@@ -195,7 +215,7 @@ func (c *cli) client() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	cl, err := client.New(host, opts...)
+	cl, err := client.New(host, append(opts, more...)...)
 	switch {
 	case err != nil || c.world == "" || c.world == "lab":
 		return cl, err
@@ -234,42 +254,6 @@ func (c *cli) credentials() (opts []client.Option, err error) {
 // plain is a text from outside on one line: details quote names that come out
 // of sandboxes.
 func plain(s string) string { return sandbox.Plain(s) }
-
-// plainArgs makes plain what is going to be printed as text.
-func plainArgs(args []any, plain func(string) string) []any {
-	out := make([]any, len(args))
-	for i, a := range args {
-		out[i] = a
-		switch v := a.(type) {
-		case string:
-			out[i] = plain(v)
-		case error:
-			out[i] = plain(v.Error())
-		case fmt.Stringer:
-			out[i] = plain(v.String())
-		default:
-			if r := reflect.ValueOf(a); r.Kind() == reflect.String {
-				out[i] = plain(r.String())
-			}
-		}
-	}
-	return out
-}
-
-// Colours, for terminals only.
-const (
-	red    = "31"
-	green  = "32"
-	yellow = "33"
-	grey   = "90"
-)
-
-func (c *cli) paint(w io.Writer, colour, s string) string {
-	if !isTerminal(w) || c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" {
-		return s
-	}
-	return "\x1b[" + colour + "m" + s + "\x1b[0m"
-}
 
 func isTerminal(v any) bool {
 	f, ok := v.(*os.File)
@@ -348,6 +332,24 @@ does not exist in the sandbox. Other commands: 0 or 125.`,
 		usageErrors(cmd)
 	}
 	return root
+}
+
+// unknownCommand is the error for a command or subcommand that there is not:
+// cobra shows the help of a group as if nothing were wrong.
+func unknownCommand(root *cobra.Command, args []string) error {
+	cmd, rest, _ := root.Find(args)
+	if cmd.Runnable() || cmd.ParseFlags(rest) != nil || cmd.Flags().NArg() == 0 {
+		return nil
+	}
+	name, near := cmd.Flags().Arg(0), ""
+	if cmd == root && (name == "help" || strings.HasPrefix(name, "__complete")) { // cobra's own
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	if all := cmd.SuggestionsFor(name); len(all) > 0 {
+		near = "did you mean " + strings.Join(all, " or ") + "? "
+	}
+	return sandbox.Errorf(sandbox.ErrInvalid, "unknown_command", "unknown command %.40q of '%s': %srun '%[2]s --help' for the commands there are", name, cmd.CommandPath(), near)
 }
 
 // usageErrors makes complaints about arguments show the usage line.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,11 +36,7 @@ func newWorld(t *testing.T) *world {
 	w.host = "unix://" + sock
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	office, audit, _ := servertest.NewOffice(access.Config{Self: uint32(os.Geteuid())})
-	t.Cleanup(func() { _ = audit.Close() })
-	h := server.New(server.Config{
-		Office: office, Audit: audit, Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler), Lab: servertest.NewLab(), Production: func() server.Manager { return w.far },
-	})
+	h := w.handler()
 	go func() { done <- server.Serve(ctx, ln, h) }()
 	t.Cleanup(func() {
 		cancel()
@@ -48,6 +45,15 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	return w
+}
+
+// handler is the daemon's API.
+func (w *world) handler() http.Handler {
+	office, audit, _ := servertest.NewOffice(access.Config{Self: uint32(os.Geteuid())})
+	w.t.Cleanup(func() { _ = audit.Close() })
+	return server.New(server.Config{
+		Office: office, Audit: audit, Manager: w.m, Version: "9.9", Log: slog.New(slog.DiscardHandler), Lab: servertest.NewLab(), Production: func() server.Manager { return w.far },
+	})
 }
 
 // run runs one command line.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -69,12 +68,12 @@ once, however often it is sent.`,
 			}
 			var err error
 			if amount != "" {
-				if req.Amount, err = cost.ParseNano(amount); err != nil {
+				if req.Amount, err = cost.ParseAmount("--amount", amount, -cost.MaxEntry, cost.MaxEntry); err != nil {
 					return err
 				}
 			}
 			if quantity != "" {
-				if req.Quantity, err = cost.ParseQuantity(quantity); err != nil {
+				if req.Quantity, err = cost.ParseEntryQuantity("--qty", quantity); err != nil {
 					return err
 				}
 			}
@@ -91,7 +90,7 @@ once, however often it is sent.`,
 			if err != nil {
 				return err
 			}
-			return c.show(p, func(w io.Writer) error { return line(w, p.Charged.String()) })
+			return c.show(p, func(w printer) error { return line(w, p.Charged.String()) })
 		},
 	}
 	fl := cmd.Flags()
@@ -138,14 +137,14 @@ func (c *cli) entryLsCmd() *cobra.Command {
 				}
 				all = append(all, e)
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				return columns(w, "ENTRY\tWHEN\tKIND\tFOR\tAMOUNT\tOF\tSTATE\tNOTE", func(row func(string, ...any)) {
 					for _, e := range all {
 						of := ""
 						if e.Meter != "" {
 							of = e.Quantity.String() + " " + string(e.Meter)
 						}
-						row("%d\t%s\t%s\t%s %s\t%s\t%s\t%s\t%s", e.Number, ago(e.At), e.Kind, e.Scope, e.ID, e.Charged, dash(of), dash(entryState(e)), dash(plain(e.Note)))
+						row("%d\t%s\t%s\t%s %s\t%s\t%s\t%s\t%s", e.Number, ago(e.At), e.Kind, e.Scope, e.ID, e.Charged, dash(of), dash(entryState(e)), dash(e.Note))
 					}
 				})
 			})
@@ -201,7 +200,7 @@ the budgets it is of hold until it is cancelled.`,
 			if err != nil {
 				return err
 			}
-			return c.show(p, func(w io.Writer) error { return line(w, p.Charged.String()) })
+			return c.show(p, func(w printer) error { return line(w, p.Charged.String()) })
 		},
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why it is cancelled; kept with the cancellation")
@@ -235,7 +234,7 @@ func (c *cli) pricesCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(books, func(w io.Writer) error {
+			return c.show(books, func(w printer) error {
 				return columns(w, "BOOK\tFROM\tMETER\tPRICE", func(row func(string, ...any)) {
 					for _, b := range books {
 						for _, m := range slices.Sorted(maps.Keys(b.Prices)) {
@@ -292,9 +291,9 @@ plots over time that needs nothing else to be looked at.`,
 			case c.output == outputCSV:
 				return statementCSV(c.out, s)
 			case chart:
-				return c.show(s, func(w io.Writer) error { return statementChart(w, s) })
+				return c.show(s, func(w printer) error { return statementChart(w, s) })
 			}
-			return c.show(s, func(w io.Writer) error { return statementTable(w, s) })
+			return c.show(s, func(w printer) error { return statementTable(w, s) })
 		},
 	}
 	f.add(cmd, "only those")
@@ -307,14 +306,14 @@ plots over time that needs nothing else to be looked at.`,
 	return cmd
 }
 
-func statementTable(w io.Writer, s cost.Statement) error {
+func statementTable(w printer, s cost.Statement) error {
 	return columns(w, "KEY\tSANDBOXES\tUSAGE\tOUTSIDE\tCOST\tREVENUE\tPROFIT\tROI", func(row func(string, ...any)) {
 		show := func(key string, l cost.StatementLine) {
 			row("%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s", key, l.Sandboxes, l.Usage, l.Outside, l.Cost, l.Revenue, l.Profit, percent(l.ROI))
 		}
 		for _, l := range s.Lines {
 			if s.By != "" {
-				show(dash(plain(l.Key)), l)
+				show(dash(l.Key), l)
 			}
 		}
 		show(strings.TrimSpace("total "+s.Currency), s.Total)
@@ -337,7 +336,7 @@ func percent(bp *int64) string {
 }
 
 // statementChart draws the cost of each line as a bar.
-func statementChart(w io.Writer, s cost.Statement) error {
+func statementChart(w printer, s cost.Statement) error {
 	lines := slices.Clone(s.Lines)
 	slices.SortStableFunc(lines, func(a, b cost.StatementLine) int { return b.Cost.Cmp(a.Cost) })
 	var most cost.Nano
@@ -346,7 +345,7 @@ func statementChart(w io.Writer, s cost.Statement) error {
 	}
 	return columns(w, "KEY\tCOST\t", func(row func(string, ...any)) {
 		for _, l := range lines {
-			row("%s\t%s\t%s", dash(plain(l.Key)), l.Cost, strings.Repeat("=", share(drawn(l.Cost), most)))
+			row("%s\t%s\t%s", dash(l.Key), l.Cost, strings.Repeat("=", share(drawn(l.Cost), most)))
 		}
 		row("%s\t%s\t", strings.TrimSpace("total "+s.Currency), s.Total.Cost)
 	})

@@ -4,6 +4,7 @@ import (
 	"encoding/csv"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/cost"
 )
@@ -13,7 +14,7 @@ import (
 const outputCSV = "csv"
 
 // statementCSV writes a line for each key. A cell that a spreadsheet would take
-// for a formula gets a quote in front.
+// for a formula gets a quote in front; control characters stand as their codes.
 func statementCSV(w io.Writer, s cost.Statement) error {
 	cw := csv.NewWriter(w)
 	_ = cw.Write([]string{ // the writer keeps its error
@@ -40,8 +41,8 @@ func statementCSV(w io.Writer, s cost.Statement) error {
 }
 
 func cell(s string) string {
-	if s != "" && (s[0] == '=' || s[0] == '+' || s[0] == '-' || s[0] == '@' || s[0] == '\t' || s[0] == '\r') {
-		return "'" + s
+	if s != "" && strings.ContainsRune("=+-@", rune(s[0])) {
+		s = "'" + s
 	}
-	return s
+	return plain(s)
 }

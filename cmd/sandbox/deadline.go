@@ -44,12 +44,11 @@ whole lifetime again once it is resumed or started.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(sb, func() string {
-				if sb.Deadline == nil {
-					return string(sb.ID) + " none"
-				}
-				return string(sb.ID) + " " + sb.Deadline.Local().Format(time.DateTime)
-			})
+			until := "none"
+			if sb.Deadline != nil {
+				until = sb.Deadline.Local().Format(time.DateTime)
+			}
+			return c.showLine(sb, "%s %s", sb.ID, until)
 		},
 	}
 	fl := cmd.Flags()

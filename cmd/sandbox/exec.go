@@ -66,16 +66,17 @@ func command(_ *cobra.Command, args []string, n int) []string { return args[n:] 
 
 // exec starts a command and stays with it, or not with --detach.
 func (c *cli) exec(ctx context.Context, ref string, spec sandbox.ProcessSpec, f processFlags) error {
-	cl, err := c.client()
+	cl, err := c.persistent(&f.key)
 	if err != nil {
 		return err
 	}
+	spec.IdempotencyKey = f.key
 	if f.detach {
 		p, err := cl.StartProcess(ctx, ref, spec)
 		if err != nil {
 			return err
 		}
-		return c.showLine(p, func() string { return string(p.ID) })
+		return c.showLine(p, "%s", p.ID)
 	}
 	// A signal before the command runs is for the command; a second one
 	// does not wait for it.

@@ -39,7 +39,7 @@ func (c *cli) fileCmd(use, short, example string, args cobra.PositionalArgs, do 
 	}
 }
 
-func (c *cli) fileTable(w io.Writer, items []sandbox.FileInfo, path bool) error {
+func (c *cli) fileTable(w printer, items []sandbox.FileInfo, path bool) error {
 	return columns(w, "MODE\tUSER\tGROUP\tSIZE\tMODIFIED\tNAME", func(row func(string, ...any)) {
 		for _, i := range items {
 			name := i.Name
@@ -49,7 +49,7 @@ func (c *cli) fileTable(w io.Writer, items []sandbox.FileInfo, path bool) error 
 			if i.Type == sandbox.FileSymlink {
 				name += " -> " + i.Target
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s", modeText(i), owner(i.User, i.UID), owner(i.Group, i.GID), size(i.Size), i.ModTime.Local().Format("2006-01-02 15:04"), plain(name))
+			row("%s\t%s\t%s\t%s\t%s\t%s", modeText(i), owner(i.User, i.UID), owner(i.Group, i.GID), size(i.Size), i.ModTime.Local().Format("2006-01-02 15:04"), name)
 		}
 	})
 }
@@ -72,7 +72,7 @@ func modeText(i sandbox.FileInfo) string {
 
 func owner(name string, id uint32) string {
 	if name != "" {
-		return plain(name)
+		return name
 	}
 	return strconv.FormatUint(uint64(id), 10)
 }
@@ -89,7 +89,7 @@ func (c *cli) filesLs(user *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(items, func(w io.Writer) error { return c.fileTable(w, items, depth > 1) })
+			return c.show(items, func(w printer) error { return c.fileTable(w, items, depth > 1) })
 		})
 	cmd.Flags().IntVar(&depth, "depth", 1, "levels deep")
 	return cmd
@@ -106,7 +106,7 @@ func (c *cli) filesStat(user *string) *cobra.Command {
 				}
 				items = append(items, i)
 			}
-			return c.show(items, func(w io.Writer) error { return c.fileTable(w, items, true) })
+			return c.show(items, func(w printer) error { return c.fileTable(w, items, true) })
 		})
 }
 
@@ -232,7 +232,7 @@ func (c *cli) filesWatch(user *string) *cobra.Command {
 					}
 					return fmt.Errorf("watching %s: %w", args[0], err)
 				}
-				if err := c.showLine(e, func() string { return e.Op + "\t" + plain(e.Path) }); err != nil {
+				if err := c.showLine(e, "%s\t%s", e.Op, e.Path); err != nil {
 					return err
 				}
 			}

@@ -161,7 +161,7 @@ type processFlags struct {
 	cwd, user        string
 	tty, interactive bool
 	detach           bool
-	tag              string
+	tag, key         string
 	limit            time.Duration
 	keep             sizeFlag
 }
@@ -176,4 +176,10 @@ func (f *processFlags) add(cmd *cobra.Command) {
 	fl.DurationVar(&f.limit, "time-limit", 0, "end the command after this long: TERM, and 5 s later KILL")
 	fl.Var(&f.keep, "keep-output", "output kept for 'sandbox logs' and for a broken connection (1m)")
 	fl.StringVar(&f.tag, "tag", "", "a word to find the process by")
+	addKey(cmd, &f.key)
+}
+
+// addKey adds the flag of a command that can be repeated safely.
+func addKey(cmd *cobra.Command, key *string) {
+	cmd.Flags().StringVar(key, "idempotency-key", "", "repeating the command with the same key does nothing twice; a random one if not given")
 }

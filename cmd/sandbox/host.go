@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
@@ -38,7 +37,7 @@ it is down, only that can be told.`,
 			} else if err != nil {
 				return err
 			}
-			if err := c.show(checks, func(w io.Writer) error { return c.checks(w, checks) }); err != nil {
+			if err := c.show(checks, func(w printer) error { return checkLines(w, checks) }); err != nil {
 				return err
 			}
 			for _, k := range checks {
@@ -51,12 +50,15 @@ it is down, only that can be told.`,
 	}
 }
 
-func (c *cli) checks(w io.Writer, checks []sandbox.Check) error {
+func checkLines(w printer, checks []sandbox.Check) error {
 	colours := map[sandbox.CheckStatus]string{sandbox.CheckOK: green, sandbox.CheckWarn: yellow, sandbox.CheckFail: red}
 	for _, k := range checks {
-		fmt.Fprintf(w, "%s  %-20s %s\n", c.paint(w, colours[k.Status], fmt.Sprintf("%-4s", k.Status)), k.Name, k.Detail)
+		err := w.printf("%s  %-20s %s\n", w.paint(colours[k.Status], fmt.Sprintf("%-4s", k.Status)), k.Name, k.Detail)
 		if k.Mend != "" && k.Status != sandbox.CheckOK {
-			fmt.Fprintf(w, "      %s\n", k.Mend)
+			err = errors.Join(err, line(w, "      "+k.Mend))
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -78,15 +80,15 @@ runs in milliseconds. Many misses: raise pool.size in the daemon's configuration
 			if err != nil {
 				return err
 			}
-			return c.show(p, func(w io.Writer) error {
-				fmt.Fprintf(w, "ready    %d of %d wanted (%d in quiet times), the oldest for %s\n", p.Ready, p.Target, p.Size, units.HumanDuration(ofSeconds(p.OldestSeconds)))
-				fmt.Fprintf(w, "creates  %d got a ready shell, %d waited for one\n", p.Hits, p.Misses)
+			return c.show(p, func(w printer) error {
 				each := "-"
 				if p.Built > 0 {
 					each = ofSeconds(p.BuildSeconds / float64(p.Built)).Round(100 * time.Microsecond).String()
 				}
-				_, err := fmt.Fprintf(w, "refill   %d built, %s each; %d failed, %d died unused, %d given back for want of memory\n", p.Built, each, p.Failed, p.Lost, p.Shed)
-				return err
+				return w.printf(`ready    %d of %d wanted (%d in quiet times), the oldest for %s
+creates  %d got a ready shell, %d waited for one
+refill   %d built, %s each; %d failed, %d died unused, %d given back for want of memory
+`, p.Ready, p.Target, p.Size, units.HumanDuration(ofSeconds(p.OldestSeconds)), p.Hits, p.Misses, p.Built, each, p.Failed, p.Lost, p.Shed)
 			})
 		},
 	}
@@ -113,7 +115,7 @@ func (c *cli) versionCmd() *cobra.Command {
 			if derr == nil {
 				v.Daemon, v.API = d.Version, d.API
 			}
-			if err := c.show(v, func(w io.Writer) error {
+			if err := c.show(v, func(w printer) error {
 				return columns(w, "PROGRAM\tVERSION", func(row func(string, ...any)) {
 					row("sandbox\t%s", v.Client)
 					row("sandboxd\t%s", dash(v.Daemon))

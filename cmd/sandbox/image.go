@@ -1,8 +1,6 @@
 package main
 
 import (
-	"io"
-
 	"github.com/spf13/cobra"
 )
 
@@ -33,7 +31,7 @@ func (c *cli) imageLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(images, func(w io.Writer) error {
+			return c.show(images, func(w printer) error {
 				return columns(w, "NAME\tKIND\tDIGEST\tSIZE\tFILES\tCREATED", func(row func(string, ...any)) {
 					for _, i := range images {
 						row("%s\t%s\t%s\t%s\t%d\t%s", i.Name, i.Kind, clip(i.Digest, 19), size(i.SizeBytes), i.Files, ago(i.CreatedAt))

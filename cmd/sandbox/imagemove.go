@@ -96,7 +96,7 @@ credential helpers too, else those of the daemon's configuration.`,
 			if err != nil {
 				return err
 			}
-			return c.show(img, func(w io.Writer) error {
+			return c.show(img, func(w printer) error {
 				if f.quiet {
 					return line(w, img.Digest)
 				}
@@ -199,7 +199,7 @@ the digest is another.`,
 				return err
 			}
 			p.end()
-			return c.show(out, func(w io.Writer) error {
+			return c.show(out, func(w printer) error {
 				if f.quiet {
 					return line(w, out.Digest)
 				}
@@ -240,7 +240,7 @@ same name is replaced; sandboxes made of the old one keep it.`,
 			if err != nil {
 				return err
 			}
-			return c.show(img, func(w io.Writer) error { return line(w, img.Name+"  "+img.Digest+"  "+size(img.SizeBytes)) })
+			return c.show(img, func(w printer) error { return line(w, img.Name+"  "+img.Digest+"  "+size(img.SizeBytes)) })
 		},
 	}
 	cmd.Flags().StringVar(&platform, "platform", "", "of an archive for several: os/architecture[/variant] (default this machine's)")
@@ -343,7 +343,7 @@ func (c *cli) imageTagCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(img, func(w io.Writer) error { return line(w, img.Name+"  "+img.Digest) })
+			return c.show(img, func(w printer) error { return line(w, img.Name+"  "+img.Digest) })
 		},
 	}
 }
@@ -369,7 +369,7 @@ stands on stay.`,
 			if err != nil {
 				return err
 			}
-			return c.show(out, func(w io.Writer) error {
+			return c.show(out, func(w printer) error {
 				for _, name := range out.Images {
 					if err := line(w, name); err != nil {
 						return err

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"io"
 	"strconv"
 	"time"
 
@@ -34,9 +32,8 @@ func (c *cli) whoamiCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.show(who, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "owner  %s\nrole   %s\nkey    %s\nfrom   %s\nquota  %s\n", who.Owner, who.Role, dash(who.Key), who.From, quotaWords(who.Quota))
-			return err
+		return c.show(who, func(w printer) error {
+			return w.printf("owner  %s\nrole   %s\nkey    %s\nfrom   %s\nquota  %s\n", who.Owner, who.Role, dash(who.Key), who.From, quotaWords(who.Quota))
 		})
 	})
 }
@@ -75,10 +72,9 @@ not there is made, with the usual quota of the role.`,
 		if err != nil {
 			return err
 		}
-		return c.show(k, func(w io.Writer) error {
-			fmt.Fprintf(c.err, "%s of %s, %s; the key is shown this once:\n", k.ID, k.Owner, k.Role)
-			_, err := fmt.Fprintln(w, k.Secret)
-			return err
+		return c.show(k, func(w printer) error {
+			c.say("%s of %s, %s; the key is shown this once:\n", k.ID, k.Owner, k.Role)
+			return line(w, k.Secret)
 		})
 	})
 	f := cmd.Flags()
@@ -104,14 +100,14 @@ func (c *cli) keyLsCmd() *cobra.Command {
 				shown = append(shown, k)
 			}
 		}
-		return c.show(shown, func(w io.Writer) error {
+		return c.show(shown, func(w printer) error {
 			return columns(w, "ID\tOWNER\tROLE\tBEGINS\tNAME\tCREATED\tUSED\tSTATE", func(row func(string, ...any)) {
 				for _, k := range shown {
 					used := "never"
 					if k.UsedAt != nil {
 						used = ago(*k.UsedAt)
 					}
-					row("%s\t%s\t%s\t%s…\t%s\t%s\t%s\t%s", k.ID, k.Owner, k.Role, k.Begins, dash(plain(k.Name)), ago(k.CreatedAt), used, keyState(k))
+					row("%s\t%s\t%s\t%s…\t%s\t%s\t%s\t%s", k.ID, k.Owner, k.Role, k.Begins, dash(k.Name), ago(k.CreatedAt), used, keyState(k))
 				}
 			})
 		})
@@ -160,10 +156,10 @@ func (c *cli) auditLsCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.show(page, func(w io.Writer) error {
+		return c.show(page, func(w printer) error {
 			return columns(w, "SEQ\tTIME\tOWNER\tROLE\tFROM\tOPERATION\tOBJECT\tSTATUS\tCODE\tREQUEST", func(row func(string, ...any)) {
 				for _, e := range page.Items {
-					row("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.Seq, e.Time.Format(time.RFC3339), e.Owner, e.Role, e.From, e.Operation, dash(plain(clip(e.Object, 60))), e.Status, dash(e.Code), e.Request)
+					row("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.Seq, e.Time.Format(time.RFC3339), e.Owner, e.Role, e.From, e.Operation, dash(clip(e.Object, 60)), e.Status, dash(e.Code), e.Request)
 				}
 			})
 		})
@@ -197,16 +193,16 @@ it seen that the newest rows were cut off, or all of them made anew.`,
 		if err != nil {
 			return err
 		}
-		if err := c.show(check, func(w io.Writer) error {
+		if err := c.show(check, func(w printer) error {
 			if !check.OK {
-				_, err := fmt.Fprintf(w, "BROKEN at row %d: %s\n", check.BrokenAt, check.Detail)
-				return err
+				return w.printf("BROKEN at row %d: %s\n", check.BrokenAt, check.Detail)
 			}
 			if check.Detail != "" {
-				fmt.Fprintln(w, check.Detail)
+				if err := line(w, check.Detail); err != nil {
+					return err
+				}
 			}
-			_, err := fmt.Fprintf(w, "ok: %d rows\nhead: %d %s\n", check.Rows, check.Last, check.Head)
-			return err
+			return w.printf("ok: %d rows, %d displaced\nhead: %d %s\n", check.Rows, check.Displaced, check.Last, check.Head)
 		}); err != nil {
 			return err
 		}

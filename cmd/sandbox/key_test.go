@@ -44,7 +44,11 @@ func TestKeyCommands(t *testing.T) {
 	if out := w.ok("key", "ls", "-a"); !strings.Contains(out, "revoked") {
 		t.Errorf("listed %s", out)
 	}
-	w.ok("owner", "set", "uid:1000", "--role", "viewer", "--disable")
+	if code, _, errs := w.run("", "owner", "set", "uid:1000", "--disable"); code != 125 || !strings.Contains(errs, "(owner_not_found)") {
+		t.Errorf("disabled nobody: exit %d, %s", code, errs)
+	}
+	w.ok("owner", "set", "uid:1000", "--role", "viewer")
+	w.ok("owner", "set", "uid:1000", "--disable")
 	if out := w.ok("owner", "ls"); !strings.Contains(out, "uid:1000") || !strings.Contains(out, "disabled") {
 		t.Errorf("owners: %s", out)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,13 +9,6 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
-
-type ioWriter = io.Writer
-
-func line(w io.Writer, s string) error {
-	_, err := io.WriteString(w, s+"\n")
-	return err
-}
 
 // moveCmd is a command that does one thing to each sandbox named.
 func (c *cli) moveCmd(verb, short, long, example string, do func(*client.Client, context.Context, string) (sandbox.Sandbox, error)) *cobra.Command {
@@ -34,7 +26,7 @@ func (c *cli) moveCmd(verb, short, long, example string, do func(*client.Client,
 				if err != nil {
 					return err
 				}
-				return c.showLine(sb, func() string { return string(sb.ID) })
+				return c.showLine(sb, "%s", sb.ID)
 			})
 		},
 	}
@@ -116,7 +108,7 @@ func (c *cli) lsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls [flags]", Aliases: []string{"list"},
 		Short: "List sandboxes, newest first",
-		Long:  "List the living sandboxes, newest first; with -a also those that have ended, and why.",
+		Long:  "List the living sandboxes, newest first; with -a also those that have ended, and why. Where they are of several owners, a last column says whose.",
 		Example: `  sandbox ls
   sandbox ls -a --limit 20
   sandbox ls -l team=infra --status running -o json
@@ -146,14 +138,9 @@ func (c *cli) lsCmd() *cobra.Command {
 				}
 			}
 			if quiet {
-				for _, sb := range items {
-					if err := line(c.out, string(sb.ID)); err != nil {
-						return err
-					}
-				}
-				return nil
+				return names(c, items, func(sb sandbox.Sandbox) string { return string(sb.ID) })
 			}
-			return c.show(items, func(w io.Writer) error { return c.sandboxTable(w, items) })
+			return c.show(items, func(w printer) error { return c.sandboxTable(w, items) })
 		},
 	}
 	fl := cmd.Flags()
@@ -166,14 +153,27 @@ func (c *cli) lsCmd() *cobra.Command {
 	return cmd
 }
 
-func (c *cli) sandboxTable(w io.Writer, items []sandbox.Sandbox) error {
-	return columns(w, "ID\tNAME\tIMAGE\tSTATUS\tREASON\tCREATED\tDEADLINE", func(row func(string, ...any)) {
+func (c *cli) sandboxTable(w printer, items []sandbox.Sandbox) error {
+	several := false
+	for _, sb := range items {
+		several = several || sb.Owner != items[0].Owner
+	}
+	rows := func(row func(string, ...any)) {
 		for _, sb := range items {
 			deadline := "-"
 			if sb.Deadline != nil && !sb.Status.Terminal() {
 				deadline = "in " + time.Until(*sb.Deadline).Round(time.Second).String()
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s\t%s", sb.ID, dash(sb.Spec.Name), dash(sb.Spec.Image), sb.Status, dash(string(sb.Reason)), ago(sb.CreatedAt), deadline)
+			cells := []any{sb.ID, dash(sb.Spec.Name), dash(sb.Spec.Image), sb.Status, dash(string(sb.Reason)), ago(sb.CreatedAt), deadline}
+			if several {
+				row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", append(cells, dash(sb.Owner))...)
+			} else {
+				row("%s\t%s\t%s\t%s\t%s\t%s\t%s", cells...)
+			}
 		}
-	})
+	}
+	if several {
+		return columns(w, "ID\tNAME\tIMAGE\tSTATUS\tREASON\tCREATED\tDEADLINE\tOWNER", rows)
+	}
+	return columns(w, "ID\tNAME\tIMAGE\tSTATUS\tREASON\tCREATED\tDEADLINE", rows)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -139,10 +140,10 @@ they started themselves is not in the list: 'sandbox exec SANDBOX -- ps' shows i
 			if err != nil {
 				return err
 			}
-			return c.show(procs, func(w io.Writer) error {
+			return c.show(procs, func(w printer) error {
 				return columns(w, "ID\tPID\tSTATUS\tUSER\tSTARTED\tOUTPUT\tCOMMAND", func(row func(string, ...any)) {
 					for _, p := range procs {
-						row("%s\t%d\t%s\t%s\t%s\t%s\t%s", p.ID, p.PID, processStatus(p), dash(plain(p.User)), ago(p.StartedAt), size(p.Output.End), clip(plain(strings.Join(p.Argv, " ")), 60))
+						row("%s\t%d\t%s\t%s\t%s\t%s\t%s", p.ID, p.PID, processStatus(p), dash(p.User), ago(p.StartedAt), size(p.Output.End), clip(strings.Join(p.Argv, " "), 60))
 					}
 				})
 			})
@@ -249,18 +250,11 @@ func (c *cli) pastEvents(ctx context.Context, cl *client.Client, q client.EventQ
 }
 
 func (c *cli) event(e sandbox.Event) error {
-	return c.showLine(e, func() string {
-		text := fmt.Sprintf("%s  %-14s  %-22s  %s", e.Time.Local().Format("2006-01-02 15:04:05.000"), dash(string(e.Sandbox)), e.Type, dash(e.Actor))
-		keys := make([]string, 0, len(e.Data))
-		for k := range e.Data {
-			keys = append(keys, k)
-		}
-		slices.Sort(keys)
-		for _, k := range keys {
-			text += "  " + k + "=" + clip(e.Data[k], 80)
-		}
-		return plain(text)
-	})
+	text := ""
+	for _, k := range slices.Sorted(maps.Keys(e.Data)) {
+		text += "  " + k + "=" + clip(e.Data[k], 80)
+	}
+	return c.showLine(e, "%s  %-14s  %-22s  %s%s", e.Time.Local().Format("2006-01-02 15:04:05.000"), dash(string(e.Sandbox)), e.Type, dash(e.Actor), text)
 }
 
 // isStdout reports whether the output is this program's own terminal.

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -52,12 +52,12 @@ addresses it may reach now because a name it may ask for was answered with them.
 			if err != nil {
 				return err
 			}
-			return c.show(s, func(w io.Writer) error { return networkTable(w, s) })
+			return c.show(s, func(w printer) error { return networkTable(w, s) })
 		},
 	}
 }
 
-func networkTable(w io.Writer, s sandbox.NetworkState) error {
+func networkTable(w printer, s sandbox.NetworkState) error {
 	return columns(w, "WHAT\tHOW", func(row func(string, ...any)) {
 		each := func(name string, lines ...string) {
 			for i, text := range lines {
@@ -245,7 +245,7 @@ Prints what changed.`,
 				return err
 			}
 			ch := policyChange{sb.ID, sb.Spec.Network, after.Spec.Network}
-			return c.show(ch, func(w io.Writer) error { return c.changeTable(w, ch) })
+			return c.show(ch, func(w printer) error { return changeTable(w, ch) })
 		},
 	}
 	nf.add(cmd)
@@ -257,7 +257,7 @@ Prints what changed.`,
 	return cmd
 }
 
-func (c *cli) changeTable(w io.Writer, ch policyChange) error {
+func changeTable(w printer, ch policyChange) error {
 	before, after := policyLines(ch.Before), policyLines(ch.After)
 	same := true
 	print := func(sign, colour string, lines, others []string) error {
@@ -266,7 +266,7 @@ func (c *cli) changeTable(w io.Writer, ch policyChange) error {
 				continue
 			}
 			same = false
-			if err := line(w, c.paint(w, colour, sign+" "+plain(l))); err != nil {
+			if err := w.printf("%s\n", w.paint(colour, sign+" "+l)); err != nil {
 				return err
 			}
 		}
@@ -357,7 +357,7 @@ Exit codes: 0 if it is permitted, 1 if not.`,
 			if err != nil {
 				return err
 			}
-			if err := c.show(v, func(w io.Writer) error { return c.verdict(w, v) }); err != nil {
+			if err := c.show(v, func(w printer) error { return verdict(w, v) }); err != nil {
 				return err
 			}
 			if !v.Allowed {
@@ -387,7 +387,7 @@ func parseQuery(text string) (sandbox.NetworkQuery, error) {
 	return q, nil
 }
 
-func (c *cli) verdict(w io.Writer, v sandbox.NetworkVerdict) error {
+func verdict(w printer, v sandbox.NetworkVerdict) error {
 	dest := v.Dest
 	if v.Port != 0 {
 		dest = net.JoinHostPort(dest, strconv.Itoa(int(v.Port)))
@@ -396,17 +396,17 @@ func (c *cli) verdict(w io.Writer, v sandbox.NetworkVerdict) error {
 	if v.Allowed {
 		word, colour = "allowed", green
 	}
-	lines := []string{fmt.Sprintf("%s  %s/%s: %s", c.paint(w, colour, word), plain(dest), v.Protocol, plain(v.Why))}
+	err := w.printf("%s  %s/%s: %s\n", w.paint(colour, word), dest, v.Protocol, v.Why)
 	if v.Rule != "" {
-		lines = append(lines, "by       "+plain(v.Rule))
+		err = errors.Join(err, line(w, "by       "+v.Rule))
 	}
 	for i, s := range v.Steps {
-		lines = append(lines, fmt.Sprintf("%4d  %-8s %s", i+1, s.Step, plain(s.Answer)))
+		err = errors.Join(err, w.printf("%4d  %-8s %s\n", i+1, s.Step, s.Answer))
 	}
 	if v.Mend != "" {
-		lines = append(lines, "to permit it: "+plain(v.Mend))
+		err = errors.Join(err, line(w, "to permit it: "+v.Mend))
 	}
-	return line(w, strings.Join(lines, "\n"))
+	return err
 }
 
 func (c *cli) netLogCmd() *cobra.Command {
@@ -451,7 +451,7 @@ func (c *cli) netLog(ctx context.Context, cl *client.Client, q client.EventQuery
 		if !strings.HasPrefix(e.Type, "net.") || onlyDenied && !refusal(e) {
 			return nil
 		}
-		return c.showLine(e, func() string { return plain(newsLine(e)) })
+		return c.showLine(e, "%s", newsLine(e))
 	}
 	if follow {
 		return cl.Follow(ctx, q, tell)

@@ -56,9 +56,10 @@ func TestNetFlags(t *testing.T) {
 		"gate":              {args: []string{"--net", "open", "--http"}, want: sandbox.NetworkPolicy{Mode: "open", HTTP: &sandbox.HTTPGate{}}},
 		"gate without mode": {args: []string{"--http"}, bad: "needs mode allow or open"},
 		"requests": {
-			args: []string{"--allow", "example.com", "--http-rule", "GET,HEAD example.com/api/*"},
-			want: sandbox.NetworkPolicy{Mode: "allow", Allow: []string{"example.com"}, HTTP: &sandbox.HTTPGate{Rules: []string{"GET,HEAD example.com/api/*"}}},
+			args: []string{"--allow", "example.com:80", "--http-rule", "GET,HEAD example.com/api/*"},
+			want: sandbox.NetworkPolicy{Mode: "allow", Allow: []string{"example.com:80"}, HTTP: &sandbox.HTTPGate{Rules: []string{"GET,HEAD example.com/api/*"}}},
 		},
+		"requests past port 80": {args: []string{"--allow", "example.com", "--http-rule", "GET,HEAD example.com/api/*"}, bad: "write example.com:80 there"},
 		"inject": {
 			args: []string{"--net", "open", "--inject", "api.example.com:Authorization=token", "--inject", "*.example.org:X-Key=key,plain"},
 			want: sandbox.NetworkPolicy{Mode: "open", HTTP: &sandbox.HTTPGate{Inject: []sandbox.Credential{

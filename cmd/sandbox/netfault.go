@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -52,10 +51,7 @@ for each way. A partition loses everything, and tells nobody. A fault ends after
 			if err != nil {
 				return err
 			}
-			return c.show(f, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, faultWords(f))
-				return err
-			})
+			return c.show(f, func(w printer) error { return line(w, faultWords(f)) })
 		},
 	}
 	fl := cmd.Flags()

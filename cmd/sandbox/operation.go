@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,7 +24,7 @@ func (c *cli) began(o api.Operation, err error) error {
 	if err != nil {
 		return err
 	}
-	return c.show(o, func(w io.Writer) error { return line(w, o.ID) })
+	return c.show(o, func(w printer) error { return line(w, o.ID) })
 }
 
 func (c *cli) operationLsCmd() *cobra.Command {
@@ -42,7 +41,7 @@ func (c *cli) operationLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(out io.Writer) error {
+			return c.show(all, func(out printer) error {
 				return columns(out, "ID\tKIND\tOF\tOWNER\tSTATUS\tTOOK\tWHY", func(row func(string, ...any)) {
 					for _, o := range all {
 						end, why := time.Now(), ""
@@ -52,8 +51,8 @@ func (c *cli) operationLsCmd() *cobra.Command {
 						if o.Problem != nil {
 							why = o.Problem.Detail
 						}
-						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", o.ID, o.Kind, dash(plain(clip(o.Subject, 60))), o.Owner, o.Status,
-							end.Sub(o.CreatedAt).Round(time.Second), dash(plain(clip(why, 80))))
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s", o.ID, o.Kind, dash(clip(o.Subject, 60)), o.Owner, o.Status,
+							end.Sub(o.CreatedAt).Round(time.Second), dash(clip(why, 80)))
 					}
 				})
 			})
@@ -79,7 +78,7 @@ func (c *cli) operationWaitCmd() *cobra.Command {
 			if o.Problem != nil {
 				return o.Problem.Err()
 			}
-			return c.show(o, func(w io.Writer) error { return line(w, string(o.Status)) })
+			return c.show(o, func(w printer) error { return line(w, string(o.Status)) })
 		},
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -47,7 +46,7 @@ func quotaWords(q api.Quota) string {
 }
 
 func (c *cli) showOwners(v any, all []api.Owner) error {
-	return c.show(v, func(w io.Writer) error {
+	return c.show(v, func(w printer) error {
 		return columns(w, "OWNER\tROLE\tKEYS\tSTATE\tQUOTA", func(row func(string, ...any)) {
 			for _, o := range all {
 				state := "enabled"
@@ -95,7 +94,7 @@ func (c *cli) ownerSetCmd() *cobra.Command {
 		Long: `Change an owner, or make one: a name, or uid:N for a user on the socket. What is not
 given stays as it is; 0 takes a bound away. A new role brings its usual quota along,
 unless the quota was set apart. Requests in flight are cut where the role changed or
-the owner was disabled.`,
+the owner was disabled. --disable and --enable make no owner.`,
 		Example: `  sandbox owner set alice --max-sandboxes 20 --max-memory 64g
   sandbox owner set uid:1000 --role viewer
   sandbox owner set alice --disable`,

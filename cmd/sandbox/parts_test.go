@@ -3,10 +3,13 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 )
 
@@ -115,6 +118,38 @@ func TestHostileArchive(t *testing.T) {
 	}
 }
 
+// TestCopyHoles: what is written is what was read, whatever of it is zeros, and a
+// stream that breaks off is an error.
+func TestCopyHoles(t *testing.T) {
+	const block = 4096
+	data := func(n int) []byte { return bytes.Repeat([]byte{7}, n) }
+	zero := func(n int) []byte { return make([]byte, n) }
+	for name, parts := range map[string][][]byte{
+		"nothing": {}, "a byte": {data(1)}, "a zero": {zero(1)}, "zeros": {zero(100*block + 5)}, "data": {data(100*block + 5)},
+		"hole within": {data(3), zero(40 * block), data(5)}, "hole last": {data(block), zero(17*block - 1)},
+		"in turns": {zero(block), data(block), zero(block), data(block), zero(15 * block), data(1), zero(block)},
+	} {
+		want := bytes.Join(parts, nil)
+		for _, broken := range []bool{false, true} {
+			f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := iotest.HalfReader(bytes.NewReader(want))
+			if broken {
+				r = io.MultiReader(r, iotest.ErrReader(io.ErrUnexpectedEOF))
+			}
+			if err := copyHoles(f, r); broken != errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("%s, broken off: %t: %v", name, broken, err)
+			}
+			got, err := os.ReadFile(f.Name())
+			if err = errors.Join(err, f.Close()); err != nil || !broken && !bytes.Equal(got, want) {
+				t.Errorf("%s: %d bytes read, other ones written (%d), %v", name, len(want), len(got), err)
+			}
+		}
+	}
+}
+
 func TestTarKeepsWhatItShould(t *testing.T) {
 	src, dst := filepath.Join(t.TempDir(), "src"), t.TempDir()
 	must := func(err error) {
@@ -197,8 +232,19 @@ func TestHelpAndManPages(t *testing.T) {
 	if code, _, errs := w.run("", "exec", "dev"); code != 125 || !strings.Contains(errs, "usage: sandbox exec") {
 		t.Errorf("%d %s", code, errs)
 	}
-	if code, _, errs := w.run("", "nonsense"); code != 125 || !strings.Contains(errs, "unknown command") {
-		t.Errorf("%d %s", code, errs)
+	for line, words := range map[string][]string{
+		"nonsense": {"unknown command", "run 'sandbox --help'"}, "imagee": {"did you mean image?", "run 'sandbox --help'"},
+		"image nonsense": {"unknown command", "run 'sandbox image --help'"}, "-o json project agent lss": {"did you mean ls?", "run 'sandbox project agent --help'"},
+	} {
+		code, out, errs := w.run("", strings.Fields(line)...)
+		for _, word := range append(words, "(unknown_command)") {
+			if code != 125 || out != "" || !strings.Contains(errs, word) {
+				t.Errorf("%s: %d %s%s; want %q", line, code, out, errs, word)
+			}
+		}
+	}
+	for _, line := range []string{"image", "image --help", "help image", "--help"} { // the control
+		w.ok(strings.Fields(line)...)
 	}
 	if out := w.ok("__complete", "image", "rm", ""); !strings.Contains(out, "host") {
 		t.Errorf("completion of images: %q", out)

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -26,7 +23,7 @@ configured to, every TCP port is reached over HTTP as well, by the host name
 PORT-SANDBOX.DOMAIN, with a token ('sandbox port token') or once published with
 --public.`,
 	}
-	cmd.AddCommand(c.portPublishCmd(), c.portLsCmd(), c.portRmCmd(), c.portTokenCmd())
+	cmd.AddCommand(c.portPublishCmd(), c.portLsCmd(), c.portRmCmd(), c.portTokenCmd(), c.portReleaseCmd())
 	return cmd
 }
 
@@ -57,7 +54,7 @@ but this machine can connect. HOSTPORT 0, or none, means one that is free.`,
 				if err != nil {
 					return err
 				}
-				if err := c.showLine(p, func() string { return p.Where().String() }); err != nil {
+				if err := c.showLine(p, "%s", p.Where()); err != nil {
 					return err
 				}
 			}
@@ -94,7 +91,7 @@ func (c *cli) portLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(api.PortList{Items: all}.Items, func(w io.Writer) error {
+			return c.show(api.PortList{Items: all}.Items, func(w printer) error {
 				return columns(w, "ID\tSANDBOX\tHOST\tPORT\tPUBLIC\tERROR", func(row func(string, ...any)) {
 					for _, p := range all {
 						public := "-"
@@ -150,11 +147,34 @@ the sandbox does not see it.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(api.PortToken{Token: token}, func() string { return token })
+			return c.showLine(api.PortToken{Token: token}, "%s", token)
 		},
 	}
 	cmd.Flags().BoolVar(&remove, "rm", false, "take the token away")
 	return cmd
+}
+
+func (c *cli) portReleaseCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "release NAME", Short: "Free a host name that an owner holds, for other owners",
+		Long: `Free the NAME in host names PORT-NAME.DOMAIN that an owner holds, and print whose it
+was. It goes to the oldest living sandbox of that name, else to the next one made;
+clients of the former owner may send their cookies there. The holder must have no
+living sandbox of the name. By itself a name is free 30 days after its last sandbox
+ended, or once its owner is removed. For operators.`,
+		Example: "  sandbox port release shop", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			h, err := cl.ReleaseHostName(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return c.showLine(h, "%s", h.Owner)
+		},
+	}
 }
 
 // publishAll publishes the ports a create or run asked for, but for those that
@@ -167,7 +187,6 @@ func (c *cli) publishAll(ctx context.Context, cl *client.Client, id sandbox.ID, 
 	if err != nil {
 		return err
 	}
-	tw := tabwriter.NewWriter(c.err, 0, 0, 1, ' ', 0)
 	for _, r := range reqs {
 		p, found := published(have, r)
 		if !found {
@@ -176,10 +195,10 @@ func (c *cli) publishAll(ctx context.Context, cl *client.Client, id sandbox.ID, 
 			}
 		}
 		if isTerminal(c.err) || r.HostPort == 0 {
-			fmt.Fprintf(tw, "sandbox: port %d/%s is at\t%s\n", p.Port, p.Protocol, p.Where())
+			c.warn("port %d/%s is at %s", p.Port, p.Protocol, p.Where())
 		}
 	}
-	return tw.Flush()
+	return nil
 }
 
 func published(have []sandbox.Port, r sandbox.PortRequest) (sandbox.Port, bool) {

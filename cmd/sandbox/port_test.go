@@ -41,6 +41,9 @@ func TestPortCommands(t *testing.T) {
 		t.Errorf("token: %q", out)
 	}
 	w.ok("port", "token", "--rm", "dev")
+	if out := w.ok("port", "release", "shop"); out != "alice\n" {
+		t.Errorf("release %q", out)
+	}
 }
 
 // TestPublishFlag: -p publishes what create or run made, or leaves nothing.

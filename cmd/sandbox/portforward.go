@@ -79,7 +79,7 @@ func (c *cli) forward(ctx context.Context, cl *client.Client, ref string, reqs [
 			return sandbox.Errorf(sandbox.ErrConflict, "port_taken", "listening here: %w; use LOCALPORT:PORT, with 0 for one that is free", err)
 		}
 		context.AfterFunc(ctx, func() { _ = ln.Close() })
-		if err := c.showLine(map[string]any{"listen": ln.Addr().String(), "port": r.Port}, func() string { return fmt.Sprintf("%s -> %d", ln.Addr(), r.Port) }); err != nil {
+		if err := c.showLine(map[string]any{"listen": ln.Addr().String(), "port": r.Port}, "%s -> %d", ln.Addr(), r.Port); err != nil {
 			stop(nil)
 			return err
 		}

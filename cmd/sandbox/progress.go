@@ -77,10 +77,10 @@ func (p *progress) show(s sandbox.ImageProgress) {
 	case p.bars:
 		p.draw()
 	case s.Layer == "":
-		fmt.Fprintf(p.c.err, "%s %s %s\n", s.Status, plain(s.Detail), size(s.Total))
+		p.c.say("%s %s %s\n", s.Status, s.Detail, size(s.Total))
 	case s.Status == sandbox.StepWaiting, seen && before.Status == s.Status && s.Status != sandbox.StepRetrying:
 	default:
-		fmt.Fprintln(p.c.err, strings.TrimRight(fmt.Sprintf("%s %s %s %s", shortDigest(s.Layer), s.Status, size(s.Total), plain(s.Detail)), " "))
+		p.c.say("%s\n", strings.TrimRight(fmt.Sprintf("%s %s %s %s", shortDigest(s.Layer), s.Status, size(s.Total), s.Detail), " "))
 	}
 }
 
@@ -119,7 +119,7 @@ func (p *progress) draw() {
 		fmt.Fprintf(&b, "\x1b[%dA", p.drawn)
 	}
 	for _, l := range lines {
-		b.WriteString("\r\x1b[K" + l + "\n")
+		b.WriteString("\r\x1b[K" + plain(l) + "\n")
 	}
 	for range max(0, p.drawn-len(lines)) {
 		b.WriteString("\r\x1b[K\n")
@@ -139,7 +139,6 @@ func bar(n, of int64) string {
 // shortDigest is enough of a layer's name to tell it from others.
 func shortDigest(s string) string {
 	_, s, _ = strings.Cut(s, ":")
-	s = plain(s)
 	return s[:min(len(s), 12)]
 }
 

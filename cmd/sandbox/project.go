@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -88,7 +89,7 @@ func (f *settingFlags) change(cmd *cobra.Command, now project.Settings) (project
 	}
 	k := now.Criteria
 	if given("min-profit") {
-		if k.MinProfit, err = cost.ParseNano(f.minProfit); err != nil {
+		if k.MinProfit, err = cost.ParseAmount("--min-profit", f.minProfit, cost.MinNano, cost.MaxNano); err != nil {
 			return ch, err
 		}
 	}
@@ -152,7 +153,7 @@ func (c *cli) projectCreateCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(p, func(w io.Writer) error { return line(w, string(p.ID)) })
+			return c.show(p, func(w printer) error { return line(w, string(p.ID)) })
 		},
 	}
 	f.add(cmd)
@@ -188,7 +189,7 @@ are given take the place of those there were; an empty one (--alert '') leaves n
 			if err != nil {
 				return err
 			}
-			return c.show(p, func(w io.Writer) error { return line(w, string(p.ID)) })
+			return c.show(p, func(w printer) error { return line(w, string(p.ID)) })
 		},
 	}
 	f.add(cmd)
@@ -211,14 +212,9 @@ func (c *cli) projectLsCmd() *cobra.Command {
 				return err
 			}
 			if quiet {
-				for _, p := range list {
-					if err := line(c.out, string(p.ID)); err != nil {
-						return err
-					}
-				}
-				return nil
+				return names(c, list, func(p project.Project) string { return string(p.ID) })
 			}
-			return c.show(list, func(w io.Writer) error {
+			return c.show(list, func(w printer) error {
 				return columns(w, "ID\tNAME\tSTATUS\tOWNER\tCREATED", func(row func(string, ...any)) {
 					for _, p := range list {
 						row("%s\t%s\t%s\t%s\t%s", p.ID, p.Name, p.Status, dash(p.Owner), ago(p.CreatedAt))
@@ -246,43 +242,36 @@ func (c *cli) projectShowCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(v, func(w io.Writer) error { return projectTable(w, v) })
+			return c.show(v, func(w printer) error { return projectTable(w, v) })
 		},
 	}
 }
 
-func projectTable(w io.Writer, v project.View) error {
-	fmt.Fprintf(w, "%s  %s  %s\n", v.ID, v.Name, v.Status)
+func projectTable(w printer, v project.View) error {
+	err := w.printf("%s  %s  %s\n", v.ID, v.Name, v.Status)
 	if v.Goal != "" {
-		fmt.Fprintf(w, "goal       %s\n", oneLine(v.Goal))
+		err = errors.Join(err, w.printf("goal       %s\n", oneLine(v.Goal)))
 	}
-	fmt.Fprintf(w, "workspace  %s\ncost %s  revenue %s  profit %s  ROI %s\n", dash(v.Workspace), v.Metrics.Cost, v.Metrics.Revenue, v.Metrics.Profit, project.Percent(v.Metrics.ROI))
+	err = errors.Join(err, w.printf("workspace  %s\ncost %s  revenue %s  profit %s  ROI %s\n", dash(v.Workspace), v.Metrics.Cost, v.Metrics.Revenue, v.Metrics.Profit, project.Percent(v.Metrics.ROI)))
 	if e := v.Evaluation; e != nil {
-		fmt.Fprintf(w, "evaluated  %s, %s\n", e.Recommendation, ago(e.At))
+		err = errors.Join(err, w.printf("evaluated  %s, %s\n", e.Recommendation, ago(e.At)))
 	}
 	if p := v.Promotion; p != nil {
-		fmt.Fprintf(w, "promotion  %s %s %s\n", p.ID, p.Status, oneLine(p.Detail))
+		err = errors.Join(err, w.printf("promotion  %s %s %s\n", p.ID, p.Status, oneLine(p.Detail)))
 	}
 	if len(v.Agents) > 0 {
-		fmt.Fprintln(w)
-		if err := agentTable(w, v.Agents); err != nil {
-			return err
-		}
+		err = errors.Join(err, line(w, ""), agentTable(w, v.Agents))
 	}
 	if len(v.Budgets) > 0 {
-		fmt.Fprintln(w)
-		if err := budgetTable(w, v.Budgets); err != nil {
-			return err
-		}
+		err = errors.Join(err, line(w, ""), budgetTable(w, v.Budgets))
 	}
-	if len(v.Experiments) == 0 {
-		return nil
+	if len(v.Experiments) > 0 {
+		err = errors.Join(err, line(w, ""), experimentTable(w, v.Experiments))
 	}
-	fmt.Fprintln(w)
-	return experimentTable(w, v.Experiments)
+	return err
 }
 
-func agentTable(w io.Writer, agents []project.AgentView) error {
+func agentTable(w printer, agents []project.AgentView) error {
 	return columns(w, "AGENT\tSTATUS\tRESTARTS\tCOST\tREVENUE\tROI\tDETAIL", func(row func(string, ...any)) {
 		for _, a := range agents {
 			detail := a.Detail
@@ -308,7 +297,7 @@ func (c *cli) projectSummaryCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(s, func(w io.Writer) error {
+			return c.show(s, func(w printer) error {
 				return columns(w, "PROJECT\tNAME\tSTATUS\tAGENTS\tACTIVE\tCOST\tREVENUE\tPROFIT\tROI", func(row func(string, ...any)) {
 					put := func(id, name, status, agents, active string, m project.Metrics) {
 						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", id, name, status, agents, active, m.Cost, m.Revenue, m.Profit, project.Percent(m.ROI))
@@ -355,7 +344,7 @@ ends. FILE is YAML or JSON:
 			if a.Status != project.AgentActive {
 				c.warn("agent %s is %s: %s", a.ID, a.Status, dash(a.Detail))
 			}
-			return c.show(a, func(w io.Writer) error { return line(w, string(a.ID)) })
+			return c.show(a, func(w printer) error { return line(w, string(a.ID)) })
 		},
 	}
 	cmd.Flags().StringVar(&kind, "type", "", "what it is, a part of its id, as trader")
@@ -409,7 +398,7 @@ func (c *cli) projectAgentCmd() *cobra.Command {
 					if err != nil {
 						return err
 					}
-					return c.showLine(a, func() string { return string(a.ID) + "  " + string(a.Status) })
+					return c.showLine(a, "%s  %s", a.ID, a.Status)
 				})
 			},
 		})
@@ -434,7 +423,7 @@ func (c *cli) projectAgentCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				return columns(w, "AGENT\tTYPE\tSTATUS\tRESTARTS\tSINCE\tDETAIL", func(row func(string, ...any)) {
 					for _, a := range all {
 						row("%s\t%s\t%s\t%d\t%s\t%s", a.ID, a.Type, a.Status, a.Restarts, ago(a.CreatedAt), dash(clip(oneLine(a.Detail), 60)))
@@ -457,7 +446,7 @@ as a whole. The same entry under the same key is taken once.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e.Kind, e.Agent = cost.Kind(args[1]), project.AgentID(agent)
 			var err error
-			if e.Amount, err = cost.ParseNano(args[2]); err != nil {
+			if e.Amount, err = cost.ParseAmount("AMOUNT", args[2], -cost.MaxEntry, cost.MaxEntry); err != nil {
 				return err
 			}
 			if err := e.Validate(); err != nil {
@@ -471,7 +460,7 @@ as a whole. The same entry under the same key is taken once.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(got, func() string { return got.Key })
+			return c.showLine(got, "%s", got.Key)
 		},
 	}
 	cmd.Flags().StringVar(&agent, "agent", "", "whose it is; otherwise the project's")
@@ -508,7 +497,7 @@ func (c *cli) confirm(yes bool, format string, args ...any) error {
 	if !isTerminal(c.in) {
 		return usage("nobody can be asked here: give --yes")
 	}
-	fmt.Fprintf(c.err, format+" [y/N] ", args...)
+	c.say(format+" [y/N] ", args...)
 	answer, err := bufio.NewReader(c.in).ReadString('\n')
 	if err != nil && answer == "" {
 		return usage("no answer: nothing was done")

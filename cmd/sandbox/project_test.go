@@ -77,7 +77,7 @@ func TestProject(t *testing.T) {
 	has(t, "history", w.ok("project", "eval", "shop", "--history"), "STRONGLY_RECOMMEND", "CONSIDER")
 
 	w.ok("project", "create", "market")
-	has(t, "compare", w.ok("project", "compare", "shop", "market"), "shop", "market", "350.00 %", "1 of 1 succeeded")
+	has(t, "compare", w.ok("project", "compare", "shop", "market"), "shop", "market", "status       active", "350.00 %", "1 of 1 succeeded")
 	if code, _, errs := w.run("", "project", "promote", "market", "--yes"); code != exitTrouble || !strings.Contains(errs, "NOT_READY") {
 		t.Errorf("promoting what is not ready: %d %s", code, errs)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -55,7 +54,7 @@ func (c *cli) experimentStartCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.showLine(e, func() string { return string(e.ID) })
+			return c.showLine(e, "%s", e.ID)
 		},
 	}
 	cmd.Flags().StringVar(&req.Template, "template", "", "what to begin with ('sandbox project experiment templates')")
@@ -108,7 +107,7 @@ func (c *cli) experimentCompleteCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.showLine(e, func() string { return string(e.ID) })
+			return c.showLine(e, "%s", e.ID)
 		},
 	}
 	cmd.Flags().BoolVar(&o.Success, "success", false, "the hypothesis holds")
@@ -130,12 +129,12 @@ func (c *cli) experimentLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error { return experimentTable(w, all) })
+			return c.show(all, func(w printer) error { return experimentTable(w, all) })
 		},
 	}
 }
 
-func experimentTable(w io.Writer, all []project.Experiment) error {
+func experimentTable(w printer, all []project.Experiment) error {
 	return columns(w, "EXPERIMENT\tSTATUS\tSUCCESS\tSTARTED\tDEADLINE\tHYPOTHESIS", func(row func(string, ...any)) {
 		for _, e := range all {
 			success, deadline := "-", "-"
@@ -162,7 +161,7 @@ func (c *cli) experimentTemplatesCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				return columns(w, "NAME\tTIME LIMIT\tHYPOTHESIS", func(row func(string, ...any)) {
 					for _, t := range all {
 						row("%s\t%s\t%s", t.Name, time.Duration(t.Seconds)*time.Second, clip(oneLine(t.Hypothesis), 80))
@@ -195,7 +194,7 @@ judged by:
 				if err != nil {
 					return err
 				}
-				return c.show(all, func(w io.Writer) error {
+				return c.show(all, func(w printer) error {
 					return columns(w, "EVALUATION\tAT\tBY\tRECOMMENDATION\tPROFIT\tROI", func(row func(string, ...any)) {
 						for _, e := range all {
 							row("%s\t%s\t%s\t%s\t%s\t%s", e.ID, e.At.Local().Format(time.DateTime), e.Actor, e.Recommendation, e.Inputs.Total.Profit, project.Percent(e.Inputs.Total.ROI))
@@ -207,14 +206,14 @@ judged by:
 			if err != nil {
 				return err
 			}
-			return c.show(e, func(w io.Writer) error { return evaluationTable(w, e) })
+			return c.show(e, func(w printer) error { return evaluationTable(w, e) })
 		},
 	}
 	cmd.Flags().BoolVar(&history, "history", false, "show the last evaluations instead")
 	return cmd
 }
 
-func evaluationTable(w io.Writer, e project.Evaluation) error {
+func evaluationTable(w printer, e project.Evaluation) error {
 	err := columns(w, "CRITERION\tPASS\tDETAIL", func(row func(string, ...any)) {
 		for _, v := range e.Verdicts {
 			row("%s\t%t\t%s", v.Name, v.Pass, clip(oneLine(v.Detail), 100))
@@ -243,16 +242,17 @@ func (c *cli) projectCompareCmd() *cobra.Command {
 				}
 				views = append(views, v)
 			}
-			return c.show(views, func(w io.Writer) error { return compareTable(w, views) })
+			return c.show(views, func(w printer) error { return compareTable(w, views) })
 		},
 	}
 }
 
-func compareTable(w io.Writer, views []project.View) error {
+func compareTable(w printer, views []project.View) error {
 	rows := []struct {
 		name string
 		of   func(project.View) string
 	}{
+		{"", func(v project.View) string { return v.Name }},
 		{"status", func(v project.View) string { return string(v.Status) }},
 		{"cost", func(v project.View) string { return v.Metrics.Cost.String() }},
 		{"revenue", func(v project.View) string { return v.Metrics.Revenue.String() }},
@@ -279,17 +279,13 @@ func compareTable(w io.Writer, views []project.View) error {
 			return string(v.Evaluation.Recommendation)
 		}},
 	}
-	header := ""
-	for _, v := range views {
-		header += "\t" + v.Name
-	}
-	return columns(w, header, func(row func(string, ...any)) {
+	return columns(w, "", func(row func(string, ...any)) {
 		for _, r := range rows {
-			text := r.name
+			cells := []any{r.name}
 			for _, v := range views {
-				text += "\t" + r.of(v)
+				cells = append(cells, r.of(v))
 			}
-			row("%s", text)
+			row(strings.Repeat("%s\t", len(cells)), cells...)
 		}
 	})
 }
@@ -315,7 +311,7 @@ check within the window, all are moved back.`,
 				return err
 			}
 			if c.output == "table" {
-				if err := evaluationTable(c.err, e); err != nil {
+				if err := evaluationTable(c.printer(c.err), e); err != nil {
 					return err
 				}
 			}
@@ -336,7 +332,7 @@ check within the window, all are moved back.`,
 			if err != nil {
 				return err
 			}
-			if err := c.show(p, func(w io.Writer) error { return promotionTable(w, p) }); err != nil {
+			if err := c.show(p, func(w printer) error { return promotionTable(w, p) }); err != nil {
 				return err
 			}
 			if p.Status == project.PromotionRolledBack {
@@ -380,8 +376,10 @@ func (c *cli) watchPromotion(ctx context.Context, cl *client.Client, p project.P
 	}
 }
 
-func promotionTable(w io.Writer, p project.Promotion) error {
-	fmt.Fprintf(w, "%s  %s\n", p.ID, p.Status)
+func promotionTable(w printer, p project.Promotion) error {
+	if err := w.printf("%s  %s\n", p.ID, p.Status); err != nil {
+		return err
+	}
 	return columns(w, "AGENT\tIN PRODUCTION\tWHY NOT", func(row func(string, ...any)) {
 		for _, m := range p.Moves {
 			row("%s\t%s\t", m.From, m.To)
@@ -416,7 +414,7 @@ given. What it promoted goes on in production.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(p, func() string { return string(p.ID) })
+			return c.showLine(p, "%s", p.ID)
 		},
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")

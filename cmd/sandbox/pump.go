@@ -51,6 +51,9 @@ func (c *cli) pump(p sandbox.ProcessIO, stdin, tty bool) (sandbox.ExitStatus, er
 			if err := p.Signal(name); err != nil && n == 1 {
 				c.complain(fmt.Errorf("passing %s on: %w", name, err))
 			}
+			if n == 1 {
+				_ = p.Signal("SIGCONT") // one that is stopped would take it only then; timeout(1) does the same
+			}
 			if n == 2 {
 				close(let)
 				_ = p.Close() // wakes copyOutput

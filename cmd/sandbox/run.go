@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -90,7 +89,7 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	if pf.detach && (pf.tty || pf.interactive) {
 		return usage("--detach goes with neither -t nor -i: start it, then 'sandbox attach'")
 	}
-	cl, err := c.client()
+	cl, err := c.persistent(&pf.key)
 	if err != nil {
 		return err
 	}
@@ -111,7 +110,7 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer c.hold(cancel)() // from here on there is something to clean up
-	sb, p, err := c.begin(sctx, cl, api.RunRequest{Sandbox: spec, Process: api.ExecRequest{ProcessSpec: ps}})
+	sb, p, err := c.begin(sctx, cl, pf.key, api.RunRequest{Sandbox: spec, Process: api.ExecRequest{ProcessSpec: ps}})
 	if err != nil {
 		return err
 	}
@@ -124,7 +123,7 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 	switch {
 	case pf.detach && !early:
 		_ = p.Close() // it goes on
-		return c.showLine(sb, func() string { return string(sb.ID) })
+		return c.showLine(sb, "%s", sb.ID)
 	case pf.detach:
 		err = exitError(exitInterrupted)
 	default:
@@ -142,8 +141,7 @@ func (c *cli) run(ctx context.Context, sf *specFlags, pf *processFlags, rm bool,
 
 // begin makes a sandbox with a command in it. Given up in the middle it
 // removes what the daemon made.
-func (c *cli) begin(ctx context.Context, cl *client.Client, req api.RunRequest) (sandbox.Sandbox, sandbox.ProcessIO, error) {
-	key := "cli-" + rand.Text() // to find it by
+func (c *cli) begin(ctx context.Context, cl *client.Client, key string, req api.RunRequest) (sandbox.Sandbox, sandbox.ProcessIO, error) {
 	sb, p, err := cl.Run(ctx, req, key)
 	if err == nil || ctx.Err() == nil {
 		return sb, p, err
@@ -161,10 +159,6 @@ func (c *cli) begin(ctx context.Context, cl *client.Client, req api.RunRequest) 
 // create makes a sandbox so that an interruption leaves none behind: the
 // first signal waits for the creation and removes the outcome.
 func (c *cli) create(ctx context.Context, cl *client.Client, spec sandbox.Spec, key string) (sandbox.Sandbox, error) {
-	if key == "" {
-		// With a key, an answer that was lost can be asked for again.
-		key = "cli-" + rand.Text()
-	}
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	b := &birth{cancel: cancel}
@@ -219,7 +213,8 @@ shows which limits this machine enforces.`,
 			if err != nil {
 				return err
 			}
-			cl, err := c.client()
+			given := key != ""
+			cl, err := c.persistent(&key)
 			if err != nil {
 				return err
 			}
@@ -231,18 +226,18 @@ shows which limits this machine enforces.`,
 				return err
 			}
 			if err := c.publishAll(cmd.Context(), cl, sb.ID, sf.publish); err != nil {
-				if key == "" { // with one it may have been there before
+				if !given { // with one it may have been there before
 					c.remove(cmd.Context(), cl, sb.ID)
 				}
 				return err
 			}
-			return c.show(sb, func(w ioWriter) error { return line(w, string(sb.ID)) })
+			return c.show(sb, func(w printer) error { return line(w, string(sb.ID)) })
 		},
 	}
 	sf.add(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	cmd.Flags().StringVarP(&sf.spec.WorkDir, "cwd", "w", "", "working directory of its processes")
 	cmd.Flags().StringVarP(&sf.spec.User, "user", "u", "", "user of its processes: a name, a uid or uid:gid")
-	cmd.Flags().StringVar(&key, "idempotency-key", "", "repeating the command with the same key returns the same sandbox")
+	addKey(cmd, &key)
 	return cmd
 }

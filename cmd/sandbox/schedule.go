@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,7 +43,7 @@ A reset that finds a process running does nothing that time, unless --force.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(s, func() string { return s.ID })
+			return c.showLine(s, "%s", s.ID)
 		},
 	}
 	cmd.Flags().IntVar(&req.Keep, "keep", 0, "of snapshots: how many are kept, the newest; 0: all")
@@ -66,7 +65,7 @@ func (c *cli) scheduleLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				return columns(w, "ID\tSANDBOX\tACTION\tCRON\tNEXT\tRUNS\tSKIPPED\tLAST ERROR", func(row func(string, ...any)) {
 					for _, s := range all {
 						row("%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s", s.ID, s.Sandbox, s.Action, s.Cron, s.NextAt.Local().Format(time.DateTime), s.Runs, s.Skipped, dash(clip(oneLine(s.LastError), 40)))

@@ -55,7 +55,7 @@ With --to it goes to these hosts only, whatever policies say.`,
 			if err != nil {
 				return err
 			}
-			return c.show(s, func(w io.Writer) error { return line(w, s.Name) })
+			return c.show(s, func(w printer) error { return line(w, s.Name) })
 		},
 	}
 	cmd.Flags().StringVar(&file, "from-file", "", "read the value from this file")
@@ -99,14 +99,9 @@ func (c *cli) secretLsCmd() *cobra.Command {
 				return err
 			}
 			if quiet {
-				for _, s := range secrets {
-					if err := line(c.out, s.Name); err != nil {
-						return err
-					}
-				}
-				return nil
+				return names(c, secrets, func(s sandbox.Secret) string { return s.Name })
 			}
-			return c.show(secrets, func(w io.Writer) error {
+			return c.show(secrets, func(w printer) error {
 				return columns(w, "NAME\tTO\tOWNER\tSET", func(row func(string, ...any)) {
 					for _, s := range secrets {
 						to := strings.Join(s.Hosts, ",")

@@ -39,7 +39,7 @@ cut from a second later; --sync waits for that.`,
   sandbox snapshot create dev --name before-upgrade -m "all tests green"`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.client()
+			cl, err := c.persistent(&req.IdempotencyKey)
 			if err != nil {
 				return err
 			}
@@ -47,12 +47,13 @@ cut from a second later; --sync waits for that.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(s, func() string { return string(s.ID) })
+			return c.showLine(s, "%s", s.ID)
 		},
 	}
 	cmd.Flags().StringVarP(&req.Name, "name", "n", "", "name, unique among snapshots")
 	cmd.Flags().StringVarP(&req.Comment, "message", "m", "", "what it is, for people")
 	cmd.Flags().BoolVar(&req.Sync, "sync", false, "return only when it is on disk")
+	addKey(cmd, &req.IdempotencyKey)
 	return cmd
 }
 
@@ -78,14 +79,9 @@ func (c *cli) snapshotLsCmd() *cobra.Command {
 				return err
 			}
 			if quiet {
-				for _, s := range all {
-					if err := line(c.out, string(s.ID)); err != nil {
-						return err
-					}
-				}
-				return nil
+				return names(c, all, func(s sandbox.Snapshot) string { return string(s.ID) })
 			}
-			return c.show(all, func(w io.Writer) error { return snapshotTable(w, all) })
+			return c.show(all, func(w printer) error { return snapshotTable(w, all) })
 		},
 	}
 	cmd.Flags().StringVar(&of, "sandbox", "", "of this sandbox only")
@@ -94,7 +90,7 @@ func (c *cli) snapshotLsCmd() *cobra.Command {
 	return cmd
 }
 
-func snapshotTable(w io.Writer, all []sandbox.Snapshot) error {
+func snapshotTable(w printer, all []sandbox.Snapshot) error {
 	return columns(w, "ID\tNAME\tSANDBOX\tKIND\tSIZE\tFILES\tCREATED\tCOMMENT", func(row func(string, ...any)) {
 		for _, s := range all {
 			row("%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s", s.ID, dash(s.Name), dash(first(s.Spec.Name, string(s.Sandbox))), s.Kind, size(s.SizeBytes), s.Files, ago(s.CreatedAt), dash(clip(oneLine(s.Comment), 40)))
@@ -109,6 +105,7 @@ func first(a, b string) string {
 	return b
 }
 
+// oneLine is a text of several lines as one.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 func (c *cli) snapshotInspectCmd() *cobra.Command {
@@ -147,7 +144,7 @@ func (c *cli) snapshotRmCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return c.showLine(s, func() string { return string(s.ID) })
+				return c.showLine(s, "%s", s.ID)
 			})
 		},
 	}
@@ -185,9 +182,9 @@ began with. Only what was written since they parted is looked at.`,
 			if more {
 				c.complain(fmt.Errorf("there are more than %d changes: --limit shows more", limit))
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				for _, ch := range all {
-					if _, err := fmt.Fprintf(w, "%c %s\n", strings.ToUpper(string(ch.Kind))[0], quoted(ch.Path)); err != nil {
+					if err := w.printf("%.1s %s\n", strings.ToUpper(string(ch.Kind)), quoted(ch.Path)); err != nil {
 						return err
 					}
 				}
@@ -202,7 +199,7 @@ began with. Only what was written since they parted is looked at.`,
 // quoted is a path fit for a terminal: one with control characters in it is
 // written as a Go string.
 func quoted(path string) string {
-	if q := strconv.Quote(path); q != `"`+path+`"` && strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == 0x7f || r == 0xfffd }) {
+	if q := strconv.Quote(path); q != `"`+path+`"` && plain(path) != path {
 		return q
 	}
 	return path
@@ -251,7 +248,7 @@ Network flags say the whole policy, in place of the snapshot's.`,
 				}
 				req.Network = &p
 			}
-			cl, err := c.client()
+			cl, err := c.persistent(&req.IdempotencyKey)
 			if err != nil {
 				return err
 			}
@@ -266,7 +263,7 @@ Network flags say the whole policy, in place of the snapshot's.`,
 					failed = exitError(exitTrouble)
 					continue
 				}
-				if err := c.showLine(f.Sandbox, func() string { return string(f.Sandbox.ID) }); err != nil {
+				if err := c.showLine(f.Sandbox, "%s", f.Sandbox.ID); err != nil {
 					return err
 				}
 			}
@@ -282,6 +279,7 @@ Network flags say the whole policy, in place of the snapshot's.`,
 	fl.BoolVar(&noVolumes, "no-volumes", false, "mount none")
 	_ = cmd.RegisterFlagCompletionFunc("volume", c.completeMount) // the flag was just added
 	nf.add(cmd)
+	addKey(cmd, &req.IdempotencyKey)
 	fl.BoolVar(&req.NeedsAll, "all-or-none", false, "where one cannot be made, remove the others again")
 	return cmd
 }
@@ -316,7 +314,7 @@ processes are killed. Id, address, name, limits and deadline stay.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(sb, func() string { return string(sb.ID) })
+			return c.showLine(sb, "%s", sb.ID)
 		},
 	}
 }
@@ -346,7 +344,7 @@ is one. Processes are killed.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(sb, func() string { return string(sb.ID) })
+			return c.showLine(sb, "%s", sb.ID)
 		},
 	}
 }
@@ -365,12 +363,12 @@ func (c *cli) logCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(h, func(w io.Writer) error { return historyTable(w, h) })
+			return c.show(h, func(w printer) error { return historyTable(w, h) })
 		},
 	}
 }
 
-func historyTable(w io.Writer, h sandbox.History) error {
+func historyTable(w printer, h sandbox.History) error {
 	return columns(w, "UNDO\tPOINT\tKIND\tCREATED\tCOMMENT", func(row func(string, ...any)) {
 		step := 0
 		next := func() string { step++; return strconv.Itoa(step) }
@@ -416,7 +414,7 @@ then is removed, and processes go on.`,
 			if err != nil {
 				return err
 			}
-			return c.showLine(sb, func() string { return string(sb.ID) })
+			return c.showLine(sb, "%s", sb.ID)
 		})
 	}
 	cmd.Flags().StringArrayVar(&only, "only", nil, "reset this path only; repeatable")
@@ -487,7 +485,7 @@ func (c *cli) snapshotImportCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.showLine(s, func() string { return string(s.ID) })
+			return c.showLine(s, "%s", s.ID)
 		},
 	}
 	cmd.Flags().StringVarP(&name, "name", "n", "", "name, unique among snapshots; the one it had if not given")

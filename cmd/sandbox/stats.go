@@ -50,7 +50,7 @@ machine cannot count is shown as '?'.`,
 				if err != nil {
 					return nil, err
 				}
-				return byID(samples), c.show(samples, func(w io.Writer) error { return statsTable(w, samples) })
+				return byID(samples), c.show(samples, func(w printer) error { return statsTable(w, samples) })
 			})
 		},
 	}
@@ -79,7 +79,7 @@ a terminal it prints one table a round.`,
 					return nil, err
 				}
 				slices.SortStableFunc(samples, func(a, b sample) int { return -compareCPU(a, b) })
-				return byID(samples), c.show(samples, func(w io.Writer) error { return c.screen(w, samples) })
+				return byID(samples), c.show(samples, func(printer) error { return c.screen(samples) })
 			})
 		},
 	}
@@ -102,7 +102,7 @@ func compareCPU(a, b sample) int {
 }
 
 // screen draws the table over the one before, on a terminal.
-func (c *cli) screen(w io.Writer, samples []sample) error {
+func (c *cli) screen(samples []sample) error {
 	var b strings.Builder
 	if c.onTerminal() {
 		b.WriteString("\x1b[H\x1b[2J")
@@ -110,10 +110,10 @@ func (c *cli) screen(w io.Writer, samples []sample) error {
 		samples = samples[:min(len(samples), max(rows, 1))]
 	}
 	fmt.Fprintf(&b, "%s  %d shown\n", time.Now().Format(time.TimeOnly), len(samples))
-	if err := statsTable(&b, samples); err != nil {
+	if err := statsTable(printer{raw: &b}, samples); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(c.out, b.String())
 	return err
 }
 
@@ -184,7 +184,7 @@ func (c *cli) sample(ctx context.Context, cl *client.Client, refs []string, befo
 	return samples, ctx.Err()
 }
 
-func statsTable(w io.Writer, samples []sample) error {
+func statsTable(w printer, samples []sample) error {
 	return columns(w, "ID\tNAME\tSTATUS\tCPU\tMEMORY\tPEAK\tTASKS\tDISK\tREAD/WRITTEN\tNET IN/OUT\tPACKETS\tREFUSED", func(row func(string, ...any)) {
 		for _, s := range samples {
 			u := s.Usage

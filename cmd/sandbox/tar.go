@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -194,8 +195,7 @@ func extract(root *os.Root, tr *tar.Reader, h *tar.Header) error {
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(f, tr)
-		if err := errors.Join(err, f.Close()); err != nil {
+		if err := errors.Join(copyHoles(f, tr), f.Close()); err != nil {
 			return err
 		}
 		return finishEntry(root, h)
@@ -205,6 +205,48 @@ func extract(root *os.Root, tr *tar.Reader, h *tar.Header) error {
 		return root.Link(h.Linkname, h.Name)
 	}
 	return nil // devices and pipes stay inside
+}
+
+// copyHoles writes all of r to a new file, with holes for blocks of zeros: an
+// archive has a sparse file's holes as zeros, which may be more than this disk.
+func copyHoles(f *os.File, r io.Reader) error {
+	const block = 4096
+	var zero [block]byte
+	var size, written int64
+	buf := make([]byte, 16*block)
+	for {
+		n := 0
+		var err error
+		for n < len(buf) && err == nil { // not ReadFull, whose end could be a broken archive's
+			var m int
+			m, err = r.Read(buf[n:])
+			n += m
+		}
+		for i := 0; i < n; {
+			from := i
+			for i < n && !bytes.Equal(buf[i:min(i+block, n)], zero[:min(block, n-i)]) {
+				i = min(i+block, n)
+			}
+			if i == from {
+				i = min(i+block, n)
+				continue
+			}
+			if _, err := f.WriteAt(buf[from:i], size+int64(from)); err != nil {
+				return err
+			}
+			written = size + int64(i)
+		}
+		size += int64(n)
+		if errors.Is(err, io.EOF) && written < size {
+			return f.Truncate(size)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // finishEntry sets mode and times. Set-id bits stay inside: here they would

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"strconv"
 
 	"github.com/docker/go-units"
@@ -48,7 +47,7 @@ that are left out are the daemon's defaults. Sandboxes that exist stay as they a
 			if err != nil {
 				return err
 			}
-			return c.showLine(t, func() string { return t.Name })
+			return c.showLine(t, "%s", t.Name)
 		},
 	}
 	fl := cmd.Flags()
@@ -74,7 +73,7 @@ func (c *cli) templateLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(w io.Writer) error {
+			return c.show(all, func(w printer) error {
 				return columns(w, "NAME\tOF\tCPUS\tMEMORY\tDISK\tOWNER\tSHARED\tCHANGED", func(row func(string, ...any)) {
 					for _, t := range all {
 						row("%s\t%s\t%s\t%s\t%s\t%s\t%v\t%s", t.Name, t.Image+string(t.Snapshot), limitText(t.Limits.CPUs),
@@ -113,7 +112,7 @@ func (c *cli) templateRmCmd() *cobra.Command {
 				if err := cl.RemoveTemplate(cmd.Context(), name); err != nil {
 					return err
 				}
-				return line(c.out, name)
+				return line(c.printer(c.out), name)
 			})
 		},
 	}

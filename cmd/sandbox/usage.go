@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/docker/go-units"
@@ -45,7 +44,7 @@ nothing out and count nothing twice. Memory and disk are amounts held for an hou
 			if err != nil {
 				return err
 			}
-			return c.show(r, func(w io.Writer) error { return usageTable(w, r) })
+			return c.show(r, func(w printer) error { return usageTable(w, r) })
 		},
 	}
 	fl := cmd.Flags()
@@ -64,7 +63,7 @@ func parseBound(flag, s string, now time.Time) (time.Time, error) {
 	return t, nil
 }
 
-func usageTable(w io.Writer, r sandbox.UsageReport) error {
+func usageTable(w printer, r sandbox.UsageReport) error {
 	return columns(w, "KEY\tSANDBOXES\tSTARTS\tCPU\tMEMORY·H\tDISK·H\tREAD/WRITTEN\tNET IN/OUT\tRUNNING\tPAUSED\tSTOPPED", func(row func(string, ...any)) {
 		show := func(key string, l sandbox.UsageLine) {
 			m := l.Meters

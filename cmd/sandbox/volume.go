@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +52,7 @@ default.`,
 			if err != nil {
 				return err
 			}
-			return c.show(v, func(w io.Writer) error { return line(w, v.Name) })
+			return c.show(v, func(w printer) error { return line(w, v.Name) })
 		},
 	}
 	addVolumeLimits(cmd, &most, &req.Inodes)
@@ -96,7 +95,7 @@ func (c *cli) volumeSetCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(v, func(w io.Writer) error { return line(w, v.Name) })
+			return c.show(v, func(w printer) error { return line(w, v.Name) })
 		},
 	}
 	addVolumeLimits(cmd, &most, &inodes)
@@ -133,14 +132,9 @@ func (c *cli) volumeLsCmd() *cobra.Command {
 				return false
 			})
 			if quiet {
-				for _, v := range volumes {
-					if err := line(c.out, v.Name); err != nil {
-						return err
-					}
-				}
-				return nil
+				return names(c, volumes, func(v sandbox.Volume) string { return v.Name })
 			}
-			return c.show(volumes, func(w io.Writer) error { return volumeTable(w, volumes) })
+			return c.show(volumes, func(w printer) error { return volumeTable(w, volumes) })
 		},
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
@@ -148,7 +142,7 @@ func (c *cli) volumeLsCmd() *cobra.Command {
 	return cmd
 }
 
-func volumeTable(w io.Writer, volumes []sandbox.Volume) error {
+func volumeTable(w printer, volumes []sandbox.Volume) error {
 	return columns(w, "NAME\tUSED\tSIZE\tFILES\tMAX FILES\tSANDBOXES\tCREATED", func(row func(string, ...any)) {
 		for _, v := range volumes {
 			used, files, most := size(v.UsedBytes), strconv.FormatUint(v.UsedInodes, 10), "-"

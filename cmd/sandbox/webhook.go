@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -74,10 +72,7 @@ this once; Sandboxd-Signature holds 't=SECONDS,v1=HEX', the HMAC-SHA256 of
 			if err != nil {
 				return err
 			}
-			return c.show(w, func(out io.Writer) error {
-				_, err := fmt.Fprintf(out, "%s\nsecret: %s\n", w.ID, w.Secret)
-				return err
-			})
+			return c.show(w, func(out printer) error { return out.printf("%s\nsecret: %s\n", w.ID, w.Secret) })
 		},
 	}
 	f := cmd.Flags()
@@ -102,7 +97,7 @@ func (c *cli) webhookLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(out io.Writer) error {
+			return c.show(all, func(out printer) error {
 				return columns(out, "ID\tURL\tEVENTS\tOWNER\tWAITING\tDEAD\tLAST ERROR", func(row func(string, ...any)) {
 					for _, w := range all {
 						events := "all"
@@ -113,7 +108,7 @@ func (c *cli) webhookLsCmd() *cobra.Command {
 						if w.Project != "" {
 							owner = w.Project
 						}
-						row("%s\t%s\t%s\t%s\t%d\t%d\t%s", w.ID, plain(clip(w.URL, 60)), plain(clip(events, 40)), dash(owner), w.Waiting, w.Dead, dash(w.LastError))
+						row("%s\t%s\t%s\t%s\t%d\t%d\t%s", w.ID, clip(w.URL, 60), clip(events, 40), dash(owner), w.Waiting, w.Dead, dash(w.LastError))
 					}
 				})
 			})
@@ -169,7 +164,7 @@ func (c *cli) webhookDeadLsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(all, func(out io.Writer) error {
+			return c.show(all, func(out printer) error {
 				return columns(out, "SEQ\tTYPE\tSANDBOX\tHAPPENED\tTRIES\tERROR", func(row func(string, ...any)) {
 					for _, l := range all {
 						row("%d\t%s\t%s\t%s\t%d\t%s", l.Event.Seq, l.Event.Type, dash(string(l.Event.Sandbox)), ago(l.Event.Time), l.Attempts, l.Error)
@@ -213,7 +208,7 @@ func (c *cli) webhookDeadRetryCmd() *cobra.Command {
 }
 
 func (c *cli) showDeliveries(all []sandbox.Delivery) error {
-	return c.show(all, func(out io.Writer) error {
+	return c.show(all, func(out printer) error {
 		return columns(out, "MESSAGE\tTYPE\tSTATUS\tTOOK\tERROR", func(row func(string, ...any)) {
 			for _, r := range all {
 				row("%s\t%s\t%d\t%d ms\t%s", r.ID, r.Type, r.Status, r.TookMS, dash(r.Error))

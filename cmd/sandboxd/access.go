@@ -103,7 +103,7 @@ func openAccess(ctx context.Context, c config, db *state.DB, log *slog.Logger, o
 // listenAll opens the unix socket and, where the configuration asks for it,
 // the address for TLS.
 func listenAll(c config, log *slog.Logger) ([]net.Listener, error) {
-	ln, err := listen(c, log)
+	ln, err := listenForGood(c, log)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/mattn/go-sqlite3"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -28,7 +29,7 @@ func newDoctor(c config, p parts) *doctor { return &doctor{c, p} }
 func (d *doctor) Checks(_ context.Context) []sandbox.Check {
 	return []sandbox.Check{
 		checkKernel(), d.checkCgroup(), checkUserNamespaces(), checkFilesystem("overlay", "overlay root filesystems", "modprobe overlay"),
-		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), checkFirewall(), checkQueues(), d.checkNames(), d.checkDisk(), checkSQLite(), checkLibcontainer(), checkSelf(),
+		d.checkQuota(), checkNFTables(), checkLandlock(), checkForwarding(), checkFirewall(), checkQueues(), d.checkNames(), d.checkDisk(), d.checkVolume(), checkSQLite(), checkLibcontainer(), checkSelf(), d.checkQuarantine(),
 	}
 }
 
@@ -151,6 +152,36 @@ func (d *doctor) checkDisk() sandbox.Check {
 		return warn("disk space", detail, "make room: a full disk stops every sandbox")
 	}
 	return ok("disk space", detail)
+}
+
+// checkVolume finds a volume that is nearly full: its loop image takes the same
+// of the disk whatever it holds.
+func (d *doctor) checkVolume() sandbox.Check {
+	now, err := d.parts.roots.Space()
+	if err != nil {
+		return fail("volume space", err.Error(), "check the volume in "+d.cfg.StateDir)
+	}
+	detail := fmt.Sprintf("%d of %d MiB free on the volume", now.Free>>20, now.Total>>20)
+	mend := "make room: sandbox ls -a, sandbox snapshot ls, sandbox volume ls, sandbox image prune"
+	switch now.Level(rootfs.SpaceLow) { // a little before owners are held
+	case rootfs.SpaceFull:
+		return fail("volume space", detail+": owners with a disk quota can have no more", mend)
+	case rootfs.SpaceLow:
+		return warn("volume space", detail+": owners with more than their share can have no more", mend)
+	}
+	return ok("volume space", detail)
+}
+
+// checkQuarantine tells of a world that makes, starts and removes nothing.
+func (d *doctor) checkQuarantine() sandbox.Check {
+	why := d.parts.whose.why
+	if far := d.parts.news.far.Load(); why == "" && far != nil && far.Quarantined() != "" {
+		why = "production world: " + far.Quarantined()
+	}
+	if why == "" {
+		return ok("quarantine", "none: databases and volumes belong together")
+	}
+	return fail("quarantine", why+"; nothing is made, started or removed", "put the right database back, or stop the daemon (running sandboxes go on) and run 'sandboxd recover'")
 }
 
 func checkSQLite() sandbox.Check {

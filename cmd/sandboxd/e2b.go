@@ -83,12 +83,12 @@ func openE2B(ctx context.Context, c config, m *runtime.Manager, guarded e2b.Mana
 		return nil, fmt.Errorf("e2b.listen: %w", err)
 	}
 	handler := e2b.New(e2b.Config{
-		Manager: guarded, Callers: e2bCallers{office, audit}, Note: noteDeeds(audit),
+		Manager: guarded, Callers: e2bCallers{office, audit}, Note: noteDeeds(audit, office),
 		Find:   func(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error) { return m.Sandbox(ctx, string(id)) },
 		Living: m.IDs, Secret: secret, Rotated: rotated, Admits: in.Admits, Domain: c.E2B.Domain, DefaultImage: c.Image, Log: log,
 	})
 	d := &dialect{&http.Server{
-		Handler: handler, ReadHeaderTimeout: e2bHeaders, IdleTimeout: e2bIdle, MaxHeaderBytes: e2bMaxHead,
+		Handler: server.Hasty(handler), ConnContext: server.ConnContext, ReadHeaderTimeout: e2bHeaders, IdleTimeout: e2bIdle, MaxHeaderBytes: e2bMaxHead,
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
@@ -138,13 +138,16 @@ type notes interface {
 }
 
 // noteDeeds puts what clients of the dialect change into the audit.
-func noteDeeds(audit notes) func(context.Context, e2b.Deed) {
+func noteDeeds(audit notes, office *access.Office) func(context.Context, e2b.Deed) {
 	return func(ctx context.Context, d e2b.Deed) {
 		c, _ := access.Of(ctx)
 		audit.Note(access.AuditRow{
 			Time: time.Now().UTC(), Owner: c.Owner, Key: c.Key, Role: c.Role, From: c.From,
 			Operation: d.Operation, Object: d.Object, Status: d.Status, Code: d.Code,
 		})
+		if d.Status >= http.StatusBadRequest {
+			office.HoldBack(ctx, c)
+		}
 	}
 }
 
@@ -163,7 +166,12 @@ func (c e2bCallers) Authenticate(r *http.Request) (context.Context, string, erro
 	}
 	caller, err := c.office.ByKey(r.Context(), key, r.RemoteAddr)
 	if err == nil {
-		err = c.office.Pace(caller)
+		if err = c.office.Pace(caller); err != nil {
+			c.office.HoldBack(r.Context(), caller)
+		}
+	}
+	if err == nil {
+		err = server.Admitted(r.Context(), caller.Owner)
 	}
 	if err == nil && r.Method != http.MethodGet {
 		err = c.audit.Ready() // what cannot be noted is not done
@@ -189,6 +197,10 @@ func (c e2bCallers) Acting(r *http.Request, box sandbox.Sandbox, key string) (co
 		return nil, sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "key %s may not act in sandbox %s", key, box.ID)
 	}
 	if err := c.office.Pace(holder); err != nil {
+		c.office.HoldBack(r.Context(), holder)
+		return nil, err
+	}
+	if err := server.Admitted(r.Context(), holder.Owner); err != nil {
 		return nil, err
 	}
 	if err := c.audit.Ready(); err != nil {
@@ -204,6 +216,9 @@ func (c e2bCallers) Guest(r *http.Request, box sandbox.Sandbox) (context.Context
 	owner, err := c.office.Standing(box.Owner)
 	if err == nil && !owner.MayChange() {
 		err = sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "owner %s only looks", box.Owner)
+	}
+	if err == nil {
+		err = server.Admitted(r.Context(), box.Owner)
 	}
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/build"
 	"github.com/sandboxd/sandboxd/guard"
@@ -24,9 +25,9 @@ var (
 )
 
 // newGuard lets each caller at what is theirs, within their quota.
-func newGuard(c config, m server.Manager, db *state.DB, quotas guard.Quotas) *guard.Manager {
+func newGuard(c config, m server.Manager, crowded func(string) error, db *state.DB, quotas guard.Quotas) *guard.Manager {
 	return guard.New(guard.Config{
-		Manager: m, Rows: db, Quotas: quotas,
+		Manager: m, Rows: db, Quotas: quotas, Crowded: crowded,
 		Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
 	})
 }
@@ -41,10 +42,19 @@ func (w *worlds) guardedView() server.Manager {
 	return guard.New(guard.Config{Manager: m, Rows: w.parts.db, Closed: true})
 }
 
-// agentSandboxes are the manager as the lab has it: the quotas of agents'
-// owners hold, also for what the lab makes by itself.
+// labSandboxes are a world's manager as the lab has it, which finds agents'
+// sandboxes by their names, whoever has them and whoever asked.
+type labSandboxes struct{ *runtime.Manager }
+
+// Sandbox finds a sandbox.
+func (s labSandboxes) Sandbox(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return s.Manager.Sandbox(access.Without(ctx), ref)
+}
+
+// agentSandboxes are those of the lab's own world: the quotas of agents' owners
+// hold, also for what the lab makes by itself.
 type agentSandboxes struct {
-	*runtime.Manager
+	labSandboxes
 	g *guard.Manager
 }
 

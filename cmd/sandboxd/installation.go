@@ -19,7 +19,14 @@ import (
 type identity struct {
 	id  string // of the installation, as the volume says, or the database
 	why string // why they do not belong together; empty: they do
+	// elsewhere: they do, and are not where they were.
+	elsewhere bool
+	// another: they do, and what lives beneath the parent cgroup is another's.
+	another bool
 }
+
+// sure reports whether id is this installation's beyond doubt.
+func (v identity) sure() bool { return v.why == "" || v.elsewhere || v.another }
 
 // evidence is what database, volume and cgroup say.
 type evidence struct {
@@ -27,6 +34,7 @@ type evidence struct {
 	mark  rootfs.Mark
 	empty bool   // the volume holds nothing
 	boot  string // this one
+	place rootfs.Place
 
 	cgroup string // whose sandboxes the parent cgroup holds
 	busy   bool   // it holds some
@@ -42,10 +50,15 @@ func (e evidence) judge() identity {
 		v.id = newNonce()
 	}
 	v.why = e.disagreement()
+	if v.why == "" {
+		v.why = e.moved()
+		v.elsewhere = v.why != ""
+	}
 	if v.why == "" && e.busy {
 		switch {
 		case e.cgroup != "" && e.cgroup != v.id:
-			v.why = "the parent cgroup holds sandboxes of another installation"
+			v.another = true
+			v.why = "the parent cgroup holds sandboxes of another installation (" + e.cgroup + "): start with another --cgroup-parent, or first stop them where they belong ('sandboxd retire' with that configuration)"
 		case e.cgroup == "" && e.db.Made:
 			v.why = "the database was missing or empty and was made anew, and the parent cgroup holds sandboxes"
 		}
@@ -58,8 +71,10 @@ func newNonce() string { return strings.ToLower(rand.Text()) }
 func (e evidence) disagreement() string {
 	db, mark := e.db, e.mark
 	switch {
-	case e.empty: // nothing to lose
+	case e.empty && mark.Generation == 0: // a new volume
 		return ""
+	case db.Made && e.empty:
+		return "the database was missing or empty and was made anew: keys, budgets and what was used are lost with it; 'sandboxd restore' puts the newest backup back"
 	case db.Made:
 		return "the database was missing or empty and was made anew, and the volume holds files"
 	case db.ID == "" && mark.ID == "": // of before there were marks
@@ -85,6 +100,23 @@ func (e evidence) disagreement() string {
 	return ""
 }
 
+// moved tells of a database and a volume that agree, and are not where they
+// were: moved, or copied, and then the original may go on. Where nothing lies on
+// the volume, as in the image of a machine to be, that is no matter.
+func (e evidence) moved() string {
+	was, is := e.mark.Place, e.place
+	do := "; 'sandboxd recover --moved' if nobody uses them where they were, or '--copied'"
+	differ := func(a, b string) bool { return a != "" && b != "" && a != b }
+	switch {
+	case e.empty:
+	case differ(was.System, is.System), differ(was.Hardware, is.Hardware):
+		return "the state directory comes from another machine" + do
+	case differ(was.Object, is.Object):
+		return "the state directory is a copy of the one that was used before" + do
+	}
+	return ""
+}
+
 // identify looks at a world. In a quarantine its volume is held as it is.
 func identify(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity, error) {
 	v, err := judgeWorld(db, roots, tree)
@@ -104,7 +136,7 @@ func judgeWorld(db *state.DB, roots *rootfs.Store, tree *cgroup.Tree) (identity,
 		return identity{}, err
 	}
 	mark, err := roots.Mark()
-	e := evidence{db: db.Installation(), mark: mark, empty: empty, boot: roots.Boot(), cgroup: tree.Installation(), busy: len(ids) > 0}
+	e := evidence{db: db.Installation(), mark: mark, empty: empty, boot: roots.Boot(), place: roots.Place(), cgroup: tree.Installation(), busy: len(ids) > 0}
 	v := e.judge()
 	if err != nil {
 		v.why = err.Error()
@@ -158,7 +190,7 @@ func keepInStep(ctx context.Context, c config, name string, v identity, db *stat
 	k := &keeper{db: db, roots: roots, log: log, quit: make(chan struct{})}
 	// The database's: the volume is the one that follows.
 	in := db.Installation()
-	k.mark = rootfs.Mark{ID: v.id, Generation: in.Generation, Nonce: in.Nonce, Boot: roots.Boot()}
+	k.mark = rootfs.Mark{ID: v.id, Generation: in.Generation, Nonce: in.Nonce, Boot: roots.Boot(), Place: roots.Place()}
 	if err := k.bump(ctx, false); err != nil {
 		log.ErrorContext(ctx, "mark database and volume as belonging together: tried again", "err", err)
 	}

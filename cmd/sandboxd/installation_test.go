@@ -24,20 +24,31 @@ func TestJudge(t *testing.T) {
 		f(&e)
 		return e
 	}
+	at := func(f func(*evidence)) evidence {
+		e := with(func(e *evidence) {
+			e.place = rootfs.Place{System: "s", Hardware: "h", Object: "o"}
+			e.mark.Place = e.place
+		})
+		f(&e)
+		return e
+	}
 	for name, c := range map[string]struct {
 		e    evidence
 		want string
 	}{
-		"same":                 {db(func(*state.Installation) {}), ""},
-		"nothing yet":          {evidence{empty: true, db: state.Installation{Made: true}}, ""},
-		"volume empty":         {with(func(e *evidence) { e.empty, e.db.Made, e.db.ID = true, true, "" }), ""},
-		"before marks":         {evidence{}, ""},
-		"made anew":            {evidence{mark: rootfs.Mark{ID: "i"}, db: state.Installation{Made: true}}, "made anew"},
-		"before its stamp":     {evidence{mark: rootfs.Mark{ID: "i", Next: "one"}}, ""},
-		"of before marks":      {evidence{mark: rootfs.Mark{ID: "i", Generation: 1, Next: "two"}}, "before the volume was marked"},
-		"of before marks, too": {evidence{mark: rootfs.Mark{ID: "i"}}, "before the volume was marked"},
-		"mark missing":         {with(func(e *evidence) { e.mark = rootfs.Mark{} }), "no mark"},
-		"another's":            {db(func(in *state.Installation) { in.ID = "j" }), "another installation's"},
+		"same":                          {db(func(*state.Installation) {}), ""},
+		"nothing yet":                   {evidence{empty: true, db: state.Installation{Made: true}}, ""},
+		"volume empty":                  {with(func(e *evidence) { e.empty, e.mark, e.db.ID = true, rootfs.Mark{}, "other" }), ""},
+		"both made anew":                {with(func(e *evidence) { e.empty, e.mark, e.db = true, rootfs.Mark{}, state.Installation{Made: true} }), ""},
+		"made anew, of an empty volume": {with(func(e *evidence) { e.empty, e.db = true, state.Installation{Made: true} }), "keys, budgets"},
+		"older, of an empty volume":     {with(func(e *evidence) { e.empty, e.db.Generation = true, 4 }), "older than its volume"},
+		"before marks":                  {evidence{}, ""},
+		"made anew":                     {evidence{mark: rootfs.Mark{ID: "i"}, db: state.Installation{Made: true}}, "made anew"},
+		"before its stamp":              {evidence{mark: rootfs.Mark{ID: "i", Next: "one"}}, ""},
+		"of before marks":               {evidence{mark: rootfs.Mark{ID: "i", Generation: 1, Next: "two"}}, "before the volume was marked"},
+		"of before marks, too":          {evidence{mark: rootfs.Mark{ID: "i"}}, "before the volume was marked"},
+		"mark missing":                  {with(func(e *evidence) { e.mark = rootfs.Mark{} }), "no mark"},
+		"another's":                     {db(func(in *state.Installation) { in.ID = "j" }), "another installation's"},
 
 		"older":             {db(func(in *state.Installation) { in.Generation, in.Nonce = 4, "four" }), "older than its volume"},
 		"far ahead":         {db(func(in *state.Installation) { in.Generation, in.Nonce = 7, "seven" }), "older than its database"},
@@ -52,6 +63,15 @@ func TestJudge(t *testing.T) {
 		"branch, one ahead":                        {db(func(in *state.Installation) { in.Generation, in.Nonce = 6, "six" }), apart},
 		"branch, one ahead of one that began":      {with(func(e *evidence) { e.db.Generation, e.db.Nonce, e.mark.Next = 6, "sixth", "six" }), apart},
 		"one ahead without nonces":                 {with(func(e *evidence) { e.db.Generation, e.db.Nonce, e.mark.Nonce = 6, "", "" }), apart},
+
+		"in its place":        {at(func(*evidence) {}), ""},
+		"place not known yet": {at(func(e *evidence) { e.mark.Place = rootfs.Place{} }), ""},
+		"place not to be had": {at(func(e *evidence) { e.place = rootfs.Place{} }), ""},
+		"copied":              {at(func(e *evidence) { e.place.Object = "o2" }), "is a copy"},
+		"another system":      {at(func(e *evidence) { e.place.System = "s2" }), "another machine"},
+		"other hardware":      {at(func(e *evidence) { e.place.Hardware = "h2" }), "another machine"},
+		"image of a machine":  {at(func(e *evidence) { e.empty, e.place.System = true, "s2" }), ""},
+		"copied, and older":   {at(func(e *evidence) { e.place.Object, e.db.Generation = "o2", 4 }), "older than its volume"},
 
 		"older events": {db(func(in *state.Installation) { in.LastEvent = 9 }), "a copy was put back"},
 		"older events, one ahead": {with(func(e *evidence) {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,7 +20,7 @@ import (
 // touched; the locks go with the process, however that ends.
 
 // lockAll keeps a second daemon off all that this configuration names.
-func lockAll(c config) (unlock func(), err error) {
+func lockAll(c config, log *slog.Logger) (unlock func(), err error) {
 	var held closers
 	defer func() {
 		if err != nil {
@@ -27,19 +28,12 @@ func lockAll(c config) (unlock func(), err error) {
 		}
 	}()
 	take := func(path string, flags int, how int, what, flag string) error {
-		f, err := os.OpenFile(path, flags|unix.O_CLOEXEC, 0o600)
-		if err != nil {
-			return fmt.Errorf("lock the %s %s: %w", what, path, err)
+		f, err := lock(path, flags, how, what, flag)
+		if err == nil {
+			held.add(f.Close)
 		}
-		if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
-			held := holder(f)
-			f.Close()
-			return inUse(what, path, held, flag, err)
-		}
-		held.add(f.Close)
-		return nil
+		return err
 	}
-	const file = os.O_CREATE | os.O_RDWR
 	for _, d := range []struct{ dir, what, flag string }{{c.StateDir, "state directory", "--state-dir"}, {c.RunDir, "run directory", "--run-dir"}} {
 		mode := os.FileMode(0o700)
 		if d.dir == c.RunDir {
@@ -61,12 +55,30 @@ func lockAll(c config) (unlock func(), err error) {
 	if err := lockCgroups(c.CgroupRoot, take); err != nil {
 		return nil, err
 	}
-	release, err := lockNetwork()
+	if err := take(networkFile, os.O_WRONLY, unix.LOCK_EX, "network namespace", ""); err != nil {
+		return nil, err
+	}
+	release, err := announce(log)
 	if err != nil {
 		return nil, err
 	}
 	held.add(release)
 	return func() { _ = held.close() }, nil
+}
+
+const file = os.O_CREATE | os.O_RDWR
+
+func lock(path string, flags int, how int, what, flag string) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the %s %s: %w", what, path, err)
+	}
+	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
+		held := holder(f)
+		f.Close()
+		return nil, inUse(what, path, held, flag, err)
+	}
+	return f, nil
 }
 
 // lockCgroups locks the parent cgroup alone, and those above it together with
@@ -86,36 +98,67 @@ func lockCgroups(parent string, take func(path string, flags, how int, what, fla
 	return nil
 }
 
-// networkLock is a name in the network namespace itself: whoever is in it, in
-// whatever mount namespace, has the same one.
-const networkLock = "@sandboxd/network"
+const (
+	// networkFile is a file that every network namespace has one of, and that
+	// only root can open: nobody else can hold its lock. Nothing is written to it.
+	networkFile = "/proc/sys/net/ipv4/route/flush"
+	// networkName is a name in the network namespace. It tells of a daemon with
+	// another /proc, as in a container, which has files of its own there.
+	networkName = "@sandboxd/network"
+)
 
-// lockNetwork keeps a second daemon out of the network namespace, which has one
-// table of rules and one pool of addresses.
-func lockNetwork() (release func() error, err error) {
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: networkLock, Net: "unix"})
+// announce keeps a second daemon with another /proc out of the network
+// namespace, which has one table of rules and one pool of addresses. Any user
+// can take the name; root alone is believed.
+func announce(log *slog.Logger) (release func() error, err error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: networkName, Net: "unix"})
 	if err == nil {
+		go func() { // connections that waited would hide who we are
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				_ = c.Close()
+			}
+		}()
 		return ln.Close, nil
 	}
 	if !errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
-	pid := 0
-	if c, derr := net.DialUnix("unix", nil, &net.UnixAddr{Name: networkLock, Net: "unix"}); derr == nil {
-		defer func() { _ = c.Close() }()
-		if raw, rerr := c.SyscallConn(); rerr == nil {
-			_ = raw.Control(func(fd uintptr) {
-				if cred, cerr := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr == nil {
-					pid = int(cred.Pid)
-				}
-			})
-		}
+	who, cerr := nameHolder()
+	if cerr != nil || who.Uid != 0 {
+		log.Warn("a program that is not root's holds the name that keeps daemons with another /proc out of this network namespace: end it",
+			"name", networkName, "pid", who.Pid, "uid", who.Uid, "err", cerr)
+		return func() error { return nil }, nil
 	}
-	return nil, inUse("network namespace", "(table inet sandboxd and its addresses)", pid, "", err)
+	return nil, inUse("network namespace", networkFile, int(who.Pid), "", err)
+}
+
+// nameHolder is whoever listened under the name, as the kernel noted it then. A
+// daemon can be asked at any time.
+func nameHolder() (unix.Ucred, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: networkName}); err != nil {
+		return unix.Ucred{}, err
+	}
+	who, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	return *who, nil
 }
 
 // inUse says who has what, and what to do about it.
 func inUse(what, which string, pid int, flag string, err error) error {
+	if which == networkFile {
+		which = "(table inet sandboxd and its addresses)"
+	}
 	who := "another process"
 	if pid > 0 {
 		who = fmt.Sprintf("process %d", pid)

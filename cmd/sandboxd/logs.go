@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/server"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func newLogger(c config) (*slog.Logger, error) {
@@ -28,7 +29,7 @@ func newHandler(w io.Writer, level slog.Level, asJSON, journal bool) slog.Handle
 	opts := &slog.HandlerOptions{Level: level}
 	form := func(w io.Writer) slog.Handler {
 		if asJSON {
-			return slog.NewJSONHandler(w, opts)
+			return slog.NewJSONHandler(plainJSON{w}, opts)
 		}
 		return slog.NewTextHandler(w, opts)
 	}
@@ -43,6 +44,15 @@ func newHandler(w io.Writer, level slog.Level, asJSON, journal bool) slog.Handle
 	}
 	out := &journalLines{w: w}
 	return journalHandler{form(&out.line), out}
+}
+
+// plainJSON writes the characters that steer a terminal and JSON lets stand as
+// their codes; the text form quotes them itself.
+type plainJSON struct{ io.Writer }
+
+func (w plainJSON) Write(b []byte) (int, error) {
+	_, err := w.Writer.Write(sandbox.PlainJSON(b))
+	return len(b), err
 }
 
 // toJournal reports whether a file is a stream to systemd's journal, which says

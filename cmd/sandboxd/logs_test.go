@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api/server"
 	"github.com/sandboxd/sandboxd/api/server/servertest"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 func TestJournal(t *testing.T) {
@@ -59,6 +60,23 @@ func TestJournalLinesStayWhole(t *testing.T) {
 	want := "<4>msg=\"one line\" with=" + strings.Repeat("x", 100) + "\n"
 	if got := out.String(); got != strings.Repeat(want, 50) {
 		t.Errorf("lines:\n%s", got)
+	}
+}
+
+// TestLogSteersNoTerminal: whatever a value is, in each form, it neither steers
+// the terminal nor begins a line.
+func TestLogSteersNoTerminal(t *testing.T) {
+	bad := "a\x1b[2J\u009b31m\u202e\x7f\r\nforged"
+	for _, asJSON := range []bool{false, true} {
+		for _, journal := range []bool{false, true} {
+			var out bytes.Buffer
+			log := slog.New(newHandler(&out, slog.LevelInfo, asJSON, journal)).WithGroup(bad).With(bad, bad)
+			log.Warn(bad, "err", errors.New(bad), "any", map[string]string{bad: bad}, "bytes", []byte(bad), "id", sandbox.ID(bad), "list", []string{bad})
+			line := strings.TrimSuffix(out.String(), "\n")
+			if sandbox.Plain(line) != line || !strings.Contains(line, "forged") {
+				t.Errorf("JSON %t, journal %t: %q", asJSON, journal, line)
+			}
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"github.com/sandboxd/sandboxd/runtime/launch"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // version is set by the linker.
@@ -39,7 +40,7 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	if err := command().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "sandboxd:", err)
+		fmt.Fprintln(os.Stderr, "sandboxd:", sandbox.PlainText(err.Error()))
 		os.Exit(exitStatus(err))
 	}
 }
@@ -126,32 +127,42 @@ meanwhile on the same state directory.`,
 	cmd.AddCommand(recoverCommand(configured), restoreCommand(configured))
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
-	cmd.AddCommand(tlsCommand(), manCommand(cmd))
+	cmd.AddCommand(tlsCommand(configured), manCommand(cmd))
 	return cmd
 }
 
 // recoverCommand decides about what databases do not know.
 func recoverCommand(configured func() (config, error)) *cobra.Command {
-	var adopt, remove []string
+	var d decision
 	cmd := &cobra.Command{
 		Use: "recover", Args: cobra.NoArgs,
 		Short: "List, adopt or remove what the database does not know, where no daemon runs",
 		Long: `recover ends a quarantine: a database that was lost, damaged, or put back from a
 backup does not know all that lies on the volume. Without flags it lists that and
 changes nothing. What is adopted becomes an image, recovered-…, of the files that
-were written; its processes end. Sandboxes that the database knows go on.`,
+were written; its processes end. Sandboxes that the database knows go on.
+
+It also settles where a state directory belongs that was found on another machine,
+or in another directory than before: --moved if that is where it lives now,
+--copied if the original goes on elsewhere.`,
+		Example: `  sandboxd recover                          # what there is to decide
+  sandboxd recover --adopt all
+  sandboxd recover --remove sbAAAAAAAAAAAA --yes`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := configured()
 			if err != nil {
 				return err
 			}
-			return asDaemon(c, func(ctx context.Context, _ *slog.Logger) error {
-				return recoverAll(ctx, c, cmd.OutOrStdout(), adopt, remove)
+			return asDaemon(c, func(ctx context.Context, log *slog.Logger) error {
+				return recoverAll(ctx, c, log, cmd.OutOrStdout(), d)
 			})
 		},
 	}
-	cmd.Flags().StringSliceVar(&adopt, "adopt", nil, "sandboxes and layers to keep as images, or 'all'")
-	cmd.Flags().StringSliceVar(&remove, "remove", nil, "sandboxes and layers to remove for good, or 'all'")
+	cmd.Flags().StringSliceVar(&d.adopt, "adopt", nil, "sandboxes and layers to keep as images, or 'all'")
+	cmd.Flags().StringSliceVar(&d.remove, "remove", nil, "sandboxes and layers to remove for good, or 'all'; with --yes")
+	cmd.Flags().BoolVar(&d.yes, "yes", false, "what --remove names is removed, not only shown")
+	cmd.Flags().BoolVar(&d.moved, "moved", false, "the state directory was moved here, and nobody uses it elsewhere")
+	cmd.Flags().BoolVar(&d.copied, "copied", false, "the state directory is a copy, and the original goes on: this becomes another installation")
 	return cmd
 }
 
@@ -169,8 +180,8 @@ start is in quarantine until 'sandboxd recover' has decided about it.`,
 			if err != nil {
 				return err
 			}
-			return asDaemon(c, func(context.Context, *slog.Logger) error {
-				return restore(c, strings.Join(args, ""), cmd.OutOrStdout())
+			return asDaemon(c, func(_ context.Context, log *slog.Logger) error {
+				return restore(c, log, strings.Join(args, ""), cmd.OutOrStdout())
 			})
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,37 +24,69 @@ type recovery struct {
 	roots *rootfs.Store
 	tree  *cgroup.Tree
 	whose identity
+	asked decision
 
 	uppers map[sandbox.ID]bool // of sandboxes in no row; true: somebody wrote files
+	theirs int                 // living sandboxes of another installation
 	layers []string            // that no row names
 	lost   []sandbox.Sandbox   // rows that say running, without a living process
+}
+
+// decision is what 'sandboxd recover' was told.
+type decision struct {
+	adopt, remove []string // sandboxes and layers
+	yes           bool     // remove is meant
+	moved, copied bool     // what was found elsewhere is there no more, or goes on there
+	found         map[string]bool
 }
 
 // lastAll names everything found.
 const lastAll = "all"
 
+func (d decision) check() error {
+	for _, name := range d.adopt {
+		if slices.Contains(d.remove, name) {
+			return fmt.Errorf("%s cannot be both adopted and removed", name)
+		}
+	}
+	if d.moved && d.copied {
+		return errors.New("use --moved if nobody uses the original any more, else --copied")
+	}
+	return nil
+}
+
 // recoverAll lists, adopts or removes what databases do not know.
-func recoverAll(ctx context.Context, c config, out io.Writer, adopt, remove []string) (err error) {
-	unlock, err := lockAll(c)
+func recoverAll(ctx context.Context, c config, log *slog.Logger, out io.Writer, d decision) (err error) {
+	if err := d.check(); err != nil {
+		return err
+	}
+	unlock, err := lockAll(c, log)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := recoverWorld(ctx, c, "sandboxd", false, out, adopt, remove); err != nil {
+	d.found = map[string]bool{lastAll: true}
+	if err := recoverWorld(ctx, c, "sandboxd", false, out, d); err != nil {
 		return err
 	}
-	if !(&worlds{c: c}).exists() {
-		return nil
+	if (&worlds{c: c}).exists() {
+		fmt.Fprintln(out, "\nThe production world:")
+		if err := recoverWorld(ctx, c.production(), "../production", true, out, d); err != nil {
+			return err
+		}
 	}
-	p := c.production()
-	fmt.Fprintln(out, "\nThe production world:")
-	return recoverWorld(ctx, p, "../production", true, out, adopt, remove)
+	for _, name := range slices.Concat(d.adopt, d.remove) {
+		if !d.found[name] {
+			return sandbox.Errorf(sandbox.ErrNotFound, "not_found", "nothing that the database does not know is called %q: 'sandboxd recover' lists what there is", name)
+		}
+	}
+	return nil
 }
 
-func recoverWorld(ctx context.Context, c config, name string, second bool, out io.Writer, adopt, remove []string) (err error) {
+func recoverWorld(ctx context.Context, c config, name string, second bool, out io.Writer, d decision) (err error) {
 	var opened closers
 	defer func() { err = errors.Join(err, opened.close()) }()
-	r := recovery{out: out}
+	r := recovery{out: out, asked: d}
 	if r.db, err = state.Open(ctx, filepath.Join(c.StateDir, name+".db")); err != nil {
 		return err
 	}
@@ -72,15 +105,15 @@ func recoverWorld(ctx context.Context, c config, name string, second bool, out i
 	if err := r.look(ctx); err != nil {
 		return err
 	}
-	if err := r.act(ctx, adopt, remove); err != nil {
+	if err := r.act(ctx); err != nil {
 		return err
 	}
-	return r.settle(ctx, len(adopt)+len(remove) > 0)
+	return r.settle(ctx)
 }
 
 // look finds what no row knows.
 func (r *recovery) look(ctx context.Context) error {
-	r.uppers, r.layers, r.lost = map[sandbox.ID]bool{}, nil, nil
+	r.uppers, r.layers, r.lost, r.theirs = map[sandbox.ID]bool{}, nil, nil, 0
 	uppers, err := r.roots.Uppers()
 	groups, gerr := r.tree.List()
 	if err := errors.Join(err, gerr); err != nil {
@@ -88,6 +121,10 @@ func (r *recovery) look(ctx context.Context) error {
 	}
 	for _, id := range slices.Concat(uppers, groups) {
 		if _, err := r.db.Sandbox(ctx, id); errors.Is(err, sandbox.ErrNotFound) {
+			if _, pids, _ := r.tree.Processes(id); r.whose.another && len(pids) > 0 && !slices.Contains(uppers, id) {
+				r.theirs++
+				continue
+			}
 			same, err := r.roots.Unchanged(id)
 			r.uppers[id] = !same && !errors.Is(err, sandbox.ErrNotFound)
 		}
@@ -109,17 +146,26 @@ func (r *recovery) look(ctx context.Context) error {
 }
 
 // act shows what was found and does what was asked.
-func (r *recovery) act(ctx context.Context, adopt, remove []string) error {
+func (r *recovery) act(ctx context.Context) error {
 	if r.whose.why != "" {
 		fmt.Fprintln(r.out, "Quarantine:", r.whose.why)
 	}
 	asked := func(list []string, name string) bool {
+		r.asked.found[name] = true
 		return slices.Contains(list, lastAll) || slices.Contains(list, name)
 	}
+	remove := func(name string) bool { return r.asked.yes && asked(r.asked.remove, name) }
+	would := func(name string) string {
+		if asked(r.asked.remove, name) {
+			return "; removed for good with --yes"
+		}
+		return ""
+	}
+	ready := 0
 	for id, written := range r.uppers {
-		_, pids, _ := r.tree.Processes(id)
+		work, pids, _ := r.tree.Processes(id)
 		switch {
-		case asked(remove, string(id)), asked(adopt, string(id)) && !written:
+		case remove(string(id)), asked(r.asked.adopt, string(id)) && !written:
 			fmt.Fprintf(r.out, "removing %s: %d processes, files: %v\n", id, len(pids), written)
 			if err := r.end(ctx, id); err != nil {
 				return err
@@ -128,32 +174,38 @@ func (r *recovery) act(ctx context.Context, adopt, remove []string) error {
 				return err
 			}
 			delete(r.uppers, id)
-		case asked(adopt, string(id)):
+		case asked(r.asked.adopt, string(id)):
 			image, err := r.adoptUpper(ctx, id)
 			if err != nil {
 				return err
 			}
 			fmt.Fprintf(r.out, "adopted what %s wrote as image %s (%d processes ended)\n", id, image, len(pids))
 			delete(r.uppers, id)
+		case !written && work == 0 && !r.whose.elsewhere:
+			ready++
+			delete(r.uppers, id)
 		default:
-			fmt.Fprintf(r.out, "sandbox %s, in no row: %d processes, files: %v\n", id, len(pids), written)
+			fmt.Fprintf(r.out, "sandbox %s, in no row: %d processes, files: %v%s\n", id, len(pids), written, would(string(id)))
 		}
+	}
+	if ready > 0 {
+		fmt.Fprintf(r.out, "%d shells of the pool hold nobody's files: the next start outside a quarantine removes them.\n", ready)
 	}
 	for _, l := range slices.Clone(r.layers) {
 		switch {
-		case asked(remove, l):
+		case remove(l):
 			fmt.Fprintf(r.out, "removing layer %s\n", l)
 			if err := r.roots.RemoveLayer(l); err != nil {
 				return err
 			}
-		case asked(adopt, l):
+		case asked(r.asked.adopt, l):
 			image := recovered(l)
 			if err := r.db.PutImage(ctx, recoveredImage(image, l)); err != nil {
 				return err
 			}
 			fmt.Fprintf(r.out, "adopted layer %s as image %s\n", l, image)
 		default:
-			fmt.Fprintf(r.out, "layer %s, of no image, snapshot or sandbox\n", l)
+			fmt.Fprintf(r.out, "layer %s, of no image, snapshot or sandbox%s\n", l, would(l))
 			continue
 		}
 		r.layers = slices.DeleteFunc(r.layers, func(x string) bool { return x == l })
@@ -190,10 +242,34 @@ func recoveredImage(name, layer string) sandbox.Image {
 	return sandbox.Image{Name: name, Digest: layer, Kind: sandbox.ImageTar, Layers: []string{layer}, CreatedAt: time.Now().UTC()}
 }
 
+// mustStand makes sure that nothing runs on the files that were copied or moved:
+// it stands on those that there were.
+func (r *recovery) mustStand() error {
+	running, err := r.tree.List()
+	for _, id := range running {
+		if _, pids, err := r.tree.Processes(id); err == nil && len(pids) > 0 {
+			return sandbox.Errorf(sandbox.ErrConflict, "sandboxes_run", "sandbox %s runs beneath the parent cgroup, on files that are not these: stop it where it was started ('sandboxd retire' with that state directory), or choose another --cgroup-parent for a copy", id)
+		}
+	}
+	return err
+}
+
 // settle ends the quarantine once nothing is left to decide.
-func (r *recovery) settle(ctx context.Context, decided bool) error {
-	if len(r.uppers)+len(r.layers) > 0 || r.whose.why != "" && !decided {
-		fmt.Fprintf(r.out, "%d sandboxes and %d layers are to be decided: 'sandboxd recover --adopt ID' or '--remove ID', or 'all'. Nothing else was changed.\n", len(r.uppers), len(r.layers))
+func (r *recovery) settle(ctx context.Context) error {
+	d := r.asked
+	decided := d.moved || d.copied || !r.whose.elsewhere && len(d.adopt)+len(d.remove) > 0
+	switch {
+	case r.theirs > 0:
+		fmt.Fprintf(r.out, "%d sandboxes beneath the parent cgroup are the other installation's, and were left alone.\n", r.theirs)
+		return nil
+	case len(r.uppers)+len(r.layers) > 0:
+		fmt.Fprintf(r.out, "%d sandboxes and %d layers are to be decided: 'sandboxd recover --adopt ID' or '--remove ID --yes', or 'all'. Nothing else was changed.\n", len(r.uppers), len(r.layers))
+		return nil
+	case r.whose.elsewhere && !decided: // it said what to do
+		fmt.Fprintln(r.out, "Nothing was changed.")
+		return nil
+	case r.whose.why != "" && !decided:
+		fmt.Fprintln(r.out, "Nothing is unknown: put the right database back, or go on with this one ('sandboxd recover --adopt all'). Nothing was changed.")
 		return nil
 	}
 	if r.whose.why == "" {
@@ -213,11 +289,19 @@ func (r *recovery) settle(ctx context.Context, decided bool) error {
 	if err != nil {
 		return err
 	}
+	if r.whose.elsewhere {
+		if err := r.mustStand(); err != nil {
+			return err
+		}
+	}
 	nonce := newNonce()
+	if d.copied {
+		r.whose.id = newNonce()
+	}
 	if err := r.db.Stamp(ctx, r.whose.id, generation, nonce); err != nil {
 		return err
 	}
-	next := rootfs.Mark{ID: r.whose.id, Generation: generation, Nonce: nonce, LastEvent: event, Boot: r.roots.Boot()}
+	next := rootfs.Mark{ID: r.whose.id, Generation: generation, Nonce: nonce, LastEvent: event, Boot: r.roots.Boot(), Place: r.roots.Place()}
 	if err := errors.Join(r.roots.PutMark(next, true), r.tree.SetInstallation(r.whose.id)); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 // shells that were kept ready. It is what goes before the removal of the
 // package. Repeating it is safe.
 func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
-	unlock, err := lockAll(c)
+	unlock, err := lockAll(c, log)
 	if err != nil {
 		return err
 	}
@@ -39,9 +39,10 @@ func retire(ctx context.Context, c config, log *slog.Logger) (err error) {
 	if err := errors.Join(both.close(end), m.Close(end)); err != nil {
 		return err
 	}
-	log.InfoContext(ctx, "every sandbox is stopped")
-	if m.Quarantined() != "" {
-		return nil // what lives without a row needs its network
+	if why := m.Quarantined(); why != "" { // what lives without a row needs its network
+		log.WarnContext(ctx, "every sandbox that the database knows is stopped; others may go on", "quarantine", why)
+		return nil
 	}
+	log.InfoContext(ctx, "every sandbox is stopped")
 	return parts.network.Uninstall()
 }

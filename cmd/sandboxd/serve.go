@@ -76,7 +76,7 @@ func (s *service) Doctor(ctx context.Context) []sandbox.Check { return s.doctor.
 
 // serve runs the daemon until ctx ends.
 func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) (err error) {
-	unlock, err := lockAll(c)
+	unlock, err := lockAll(c, log)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,11 @@ func serve(ctx context.Context, c config, log *slog.Logger, stopSandboxes bool) 
 		return err
 	}
 	all := &service{Manager: m, doctor: newDoctor(c, parts), ingress: in}
-	guarded := newGuard(c, all, parts.db, office)
+	guarded := newGuard(c, all, m.Crowded, parts.db, office)
+	m.GuardSpace(func(owner string) bool {
+		q, err := office.Quota(ctx, owner)
+		return err == nil && q.DiskBytes > 0
+	})
 	projects, err := both.openLab(ctx, guarded)
 	if err != nil {
 		return err
@@ -248,7 +252,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	p.news = &newsDesk{own: p.links.inProduction}
 	network, err := netns.Open(ctx, netns.Config{
 		Pool: c.Network.Pool, Deny: c.Network.Deny, Admit: c.Network.Admit, Tell: p.news.tell, Log: log,
-		Installation: p.whose.id,
+		Installation: p.whose.id, Alone: p.whose.sure(),
 	})
 	if err != nil {
 		return nil, p, err
@@ -261,6 +265,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 		return nil, p, err
 	}
 	opened.add(shells.Close)
+	opened.add(keepWhole(log, c.RunDir, shells.Restore))
 	warnUnenforced(log, p, c)
 	m := runtime.New(runtime.Config{
 		DefaultImage: c.Image, Defaults: c.limits(), DefaultTTL: time.Duration(c.TTL), DefaultIdle: time.Duration(c.Idle),
@@ -354,7 +359,7 @@ func (c *closers) close() error {
 }
 
 // listen makes the API's socket: root and the group may use it, nobody else.
-func listen(c config, log *slog.Logger) (net.Listener, error) {
+func listen(c config, log *slog.Logger) (*net.UnixListener, error) {
 	path := c.socketPath()
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
@@ -364,11 +369,12 @@ func listen(c config, log *slog.Logger) (net.Listener, error) {
 		return nil, fmt.Errorf("remove the old socket: %w", err)
 	}
 	old := unix.Umask(0o177)
-	ln, err := net.Listen("unix", path)
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
+	ln.SetUnlinkOnClose(false) // the path may be another's by then
 	g, err := user.LookupGroup(c.SocketGroup)
 	if err != nil {
 		log.Info("only root may use the socket: no such group", "group", c.SocketGroup)

@@ -241,6 +241,7 @@ func (w *worlds) assemble(ctx context.Context) (err error) {
 		return err
 	}
 	w.opened.add(shells.Close)
+	w.opened.add(keepWhole(w.log, c.RunDir, shells.Restore))
 	// The database last: where it is, there is a production world.
 	db, err := state.Open(ctx, w.database())
 	if err != nil {
@@ -288,7 +289,7 @@ func (w *worlds) production(ctx context.Context) (lab.World, error) {
 		w.stops = append(w.stops, w.inStep())
 		w.log.InfoContext(ctx, "the production world is open", "database", w.database())
 	}
-	return lab.World{Rows: w.farDB, Sandboxes: w.far}, nil
+	return lab.World{Rows: w.farDB, Sandboxes: labSandboxes{w.far}}, nil
 }
 
 // view returns what the API shows of production; nil where there is none.
@@ -311,7 +312,7 @@ func (w *worlds) promoted() (*runtime.Manager, *state.DB) {
 // openLab wakes the lab.
 func (w *worlds) openLab(ctx context.Context, g *guard.Manager) (*lab.Lab, error) {
 	l := lab.New(lab.Config{
-		Store: w.parts.db, Sandboxes: agentSandboxes{w.m, g}, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
+		Store: w.parts.db, Sandboxes: agentSandboxes{labSandboxes{w.m}, g}, Books: books{w.m}, Production: w.production, InProduction: w.far != nil,
 		NextRun: runtime.NextRun, Templates: w.c.Lab.Templates, Window: time.Duration(w.c.Lab.Window), Allowance: w.c.Lab.Tokens.allowance(), Log: w.log,
 	})
 	w.lab = l

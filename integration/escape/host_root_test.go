@@ -4,6 +4,7 @@ package escape
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
@@ -65,6 +67,32 @@ while :; do ln -sfn $2 $1/way; rm -rf $1/way; ln -sfn real $1/way; rm -rf $1/way
 		t.Errorf("beside the canary: %v, %v", entries, err)
 	}
 	t.Logf("%d archives met the directory inside", inside)
+}
+
+// TestCopyKeepsHoles copies out a file that is a hole but for its middle: it takes
+// no space of the host but for that. The control has as many bytes and no hole.
+func TestCopyKeepsHoles(t *testing.T) {
+	d := harness.Install(t, "")
+	d.New(t, sandbox.Spec{Name: "s"})
+	d.Sh(t, "s", `mkdir /tmp/d && cd /tmp/d && truncate -s 64M hole && echo middle | dd of=hole bs=1M seek=32 conv=notrunc && yes | head -c 64M >full`)
+	to := filepath.Join(t.TempDir(), "d")
+	if _, errs, code := d.CLI(t, nil, "", "cp", "s:/tmp/d", to); code != 0 {
+		t.Fatalf("cp: %d %s", code, errs)
+	}
+	for name, sparse := range map[string]bool{"hole": true, "full": false} {
+		var st syscall.Stat_t
+		if err := syscall.Stat(filepath.Join(to, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Size != 64<<20 || (st.Blocks*512 < 1<<20) != sparse {
+			t.Errorf("%s: %d bytes take %d", name, st.Size, st.Blocks*512)
+		}
+		sum := func(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
+		b, err := os.ReadFile(filepath.Join(to, name))
+		if want := d.Sh(t, "s", "sha256sum </tmp/d/"+name); err != nil || !strings.HasPrefix(want, sum(b)) {
+			t.Errorf("%s: %s there, %s here, %v", name, want, sum(b), err)
+		}
+	}
 }
 
 // TestHostLoadsNothingOfASandbox plants libraries, a name service switch and a

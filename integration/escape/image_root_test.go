@@ -62,6 +62,7 @@ type imageConfig struct {
 	User, WorkingDir string
 	Env, Cmd         []string
 	Volumes          map[string]struct{} `json:",omitempty"`
+	Labels           map[string]string   `json:",omitempty"`
 }
 
 // ociImage imports an image of one layer by way of an OCI layout, so that the

@@ -3,6 +3,7 @@
 package escape
 
 import (
+	"io"
 	"os/exec"
 	"syscall"
 	"testing"
@@ -16,9 +17,10 @@ func TestMain(m *testing.M) { harness.Main(m) }
 func background(t testing.TB, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Stdout = io.Discard // a pipe: Wait waits for all who have it
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); _ = cmd.Wait() })
 }

@@ -26,6 +26,7 @@ const (
 	ownAddress    = "11.22.33.7"
 	strangeOne    = "11.22.44.7"
 	strangersGate = "11.22.44.1"
+	routedOne     = "203.0.114.9" // the host's by a route alone (ip-route(8), local)
 )
 
 // beside is the namespace's name, which all of this machine see.
@@ -37,6 +38,12 @@ func TestOwnAddressIsNotDialed(t *testing.T) {
 	network(t)
 	var hits, strange atomic.Int64
 	port := serve(t, ownAddress+":0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { hits.Add(1) }))
+	serve(t, routedOne+":"+port, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { hits.Add(1) }))
+	if resp, err := http.Get("http://" + routedOne + ":" + port); err != nil {
+		t.Fatalf("the control: what the route leads to this host does not answer: %v", err)
+	} else if resp.Body.Close(); hits.Swap(0) != 1 {
+		t.Fatal("the control was not served")
+	}
 	far := serveIn(t, beside, strangeOne+":0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		strange.Add(1)
 		if strings.HasPrefix(r.URL.Path, "/v2/") { // a registry that names a token server
@@ -47,7 +54,7 @@ func TestOwnAddressIsNotDialed(t *testing.T) {
 	hostName(t, ownAddress, "own.example.org")
 	d := harness.Install(t, "")
 
-	for _, host := range []string{ownAddress, "[::ffff:" + ownAddress + "]", "own.example.org"} {
+	for _, host := range []string{ownAddress, "[::ffff:" + ownAddress + "]", "own.example.org", routedOne, "[::ffff:" + routedOne + "]"} {
 		w, err := d.CreateWebhook(t.Context(), sandbox.WebhookRequest{URL: "http://" + host + ":" + port})
 		if err == nil {
 			var del sandbox.Delivery
@@ -65,7 +72,7 @@ func TestOwnAddressIsNotDialed(t *testing.T) {
 		_, err := d.PullImage(t.Context(), sandbox.PullRequest{Reference: host + "/some/thing:1", PlainHTTP: true}, nil)
 		return err
 	}
-	for _, host := range []string{ownAddress + ":" + port, "own.example.org:" + port, strangeOne + ":" + far} {
+	for _, host := range []string{ownAddress + ":" + port, routedOne + ":" + port, "own.example.org:" + port, strangeOne + ":" + far} {
 		t.Logf("pull from %s: %v", host, pull(host))
 	}
 	if n := hits.Swap(0); n != 0 {
@@ -102,7 +109,7 @@ func TestOwnAddressIsNotDialed(t *testing.T) {
 func network(t *testing.T) {
 	t.Helper()
 	for _, line := range []string{
-		"ip link add own0 type veth peer name own1", "ip addr add " + ownAddress + "/32 dev own0", "ip link set own0 up", "ip link set own1 up",
+		"ip link add own0 type veth peer name own1", "ip addr add " + ownAddress + "/32 dev own0", "ip link set own0 up", "ip link set own1 up", "ip route add local 203.0.114.0/24 dev lo",
 		"ip netns add " + beside, "ip link add beside0 type veth peer name eth0 netns " + beside,
 		"ip addr add " + strangersGate + "/24 dev beside0", "ip link set beside0 up",
 		"ip -n " + beside + " addr add " + strangeOne + "/24 dev eth0", "ip -n " + beside + " link set eth0 up", "ip -n " + beside + " route add default via " + strangersGate,

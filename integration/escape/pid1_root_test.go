@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,29 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// giveProbe puts the static probe into a sandbox and returns its path there.
-func giveProbe(t testing.TB, d *harness.Daemon, ref string) string {
-	t.Helper()
-	path := filepath.Join(os.Getenv("SANDBOXD_BIN"), "test-probe") // built beforehand where there is no Go
-	if _, err := os.Stat(path); err != nil {
-		path = filepath.Join(t.TempDir(), "test-probe")
-		cmd := exec.Command("go", "build", "-o", path, "../testdata/probe")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build the probe: %v\n%s", err, out)
-		}
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	const inside = "/opt/probe"
-	if _, err := d.Files(ref).Write(t.Context(), "root", inside, 0o755, f); err != nil {
-		t.Fatal(err)
-	}
-	return inside
-}
+func giveProbe(t testing.TB, d *harness.Daemon, ref string) string { return d.GiveProbe(t, ref) }
 
 // outcomes are what the probe counted: what was tried, how it ended, how often.
 type outcomes map[string]map[string]int
@@ -249,6 +225,12 @@ func TestPID1ID(t *testing.T) {
 		if got["SigIgn"] != "fffffffeffbafeff" { // all but KILL, CHLD, STOP, and what Go handles: URG and 33
 			t.Errorf("thread %s ignores %s", task.Name(), got["SigIgn"])
 		}
+		// Of what is not ignored, Go's runtime handles URG and 33, which interrupt a
+		// thread and no more, and CHLD does nothing by default.
+		if got["SigCgt"] != "0000000100400000" {
+			t.Errorf("thread %s handles %s", task.Name(), got["SigCgt"])
+		}
+		t.Logf("thread %s (filter %s): ignored %s, handled %s, blocked %s, pending %s", task.Name(), got["Seccomp"], got["SigIgn"], got["SigCgt"], got["SigBlk"], got["SigPnd"])
 		switch got["Seccomp"] + got["NoNewPrivs"] {
 		case "21":
 			filtered++
@@ -340,8 +322,25 @@ func TestPID1Files(t *testing.T) {
 			break
 		}
 	}
+	// Nor is any of them a working directory.
+	begin := func(dir string) error {
+		_, err := d.Try(t.Context(), ref, sandbox.ProcessSpec{Argv: []string{"true"}, WorkDir: dir})
+		return err
+	}
+	for _, name := range append([]string{"self", "thread-self", "1"}, tids...) {
+		for _, sub := range []string{"", "/fd", "/ns", "/task", "/net", "/fdinfo"} {
+			if dir := "/proc/" + name + sub; codeOf(begin(dir)) != "workdir_not_found" {
+				t.Errorf("a command begins in %s: %v", dir, begin(dir))
+			}
+		}
+	}
 	// The same look at an ordinary process.
 	pid := d.Sh(t, ref, "sleep 60 >/dev/null 2>&1 & echo $!")
+	for _, dir := range []string{"/proc", "/proc/" + pid, "/proc/" + pid + "/fd", "/proc/sys"} {
+		if err := begin(dir); err != nil {
+			t.Errorf("the control does not begin in %s: %v", dir, err)
+		}
+	}
 	_, r, err := files.Read(t.Context(), "root", "/proc/"+pid+"/status", 0, -1)
 	if err != nil {
 		t.Fatal(err)

@@ -3,11 +3,7 @@
 package escape
 
 import (
-	"archive/tar"
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +16,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
-	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -66,6 +61,9 @@ func namesOf(n int) []string {
 const plant = `mkdir -p /tmp/links && chmod 755 /tmp/links && cd /tmp/links && i=0; while [ $i -lt 256 ]; do
 ln -sfn /proc/self/fd/$i d$i; ln -sfn fds/$i n$i; ln -sfn ../../proc/thread-self/fd/$i u$i; i=$((i+1)); done; ln -sfn /dev/fd fds`
 
+// mayHold is more descriptors than a PID 1 with a few processes has.
+const mayHold = 40
+
 // numbers are the descriptors tried: PID 1 of an idle sandbox has fewer than 20.
 func numbers() []int {
 	var all []int
@@ -82,12 +80,18 @@ type workDirWay struct {
 	run  func(ctx context.Context, dir string) (string, error)
 	// dear ones try a few names alone when cut down.
 	dear bool
-	// silent ones do not say where they are.
-	silent bool
+	// slow ones begin something anew for each name: at full length they try
+	// every form of the descriptors that PID 1 may hold, and one form of each
+	// other.
+	slow bool
+	// silent ones do not say where they are: control must bring back what they
+	// reach.
+	silent  bool
+	control func(ctx context.Context) (string, error)
 }
 
 func TestWorkDirs(t *testing.T) {
-	d := harness.Install(t, "")
+	d := harness.Install(t, "e2b: {listen: \""+workDirsE2B+"\"}\n")
 	file := canary(t)
 	t.Run("control", func(t *testing.T) {
 		if out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(file), "echo"), hostSecret).Output(); err != nil || !strings.Contains(string(out), hostSecret) {
@@ -120,6 +124,7 @@ func TestWorkDirs(t *testing.T) {
 			sb := d.New(t, sandbox.Spec{Image: "host", Capabilities: who.caps})
 			ref := string(sb.ID)
 			d.Sh(t, ref, plant)
+			d.Sh(t, ref, "sed -i '/^sudo:/d' /etc/group && echo sudo:x:27:user >>/etc/group")
 			d.Sh(t, ref, "sleep 10000 >/dev/null 2>&1 & mkdir -p /tmp/fine") // so that PID 1 holds a process's descriptors
 			run := func(spec sandbox.ProcessSpec) func(ctx context.Context, dir string) (string, error) {
 				return func(ctx context.Context, dir string) (string, error) {
@@ -131,21 +136,32 @@ func TestWorkDirs(t *testing.T) {
 			tryAll(t, workDirWay{name: "exec", run: run(sandbox.ProcessSpec{Argv: climbing(file)})})
 			tryAll(t, workDirWay{name: "terminal", dear: true, run: run(sandbox.ProcessSpec{Argv: climbing(file), TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})})
 			outside := strings.Repeat("/..", 12) + filepath.Dir(file) + "/echo"
-			tryAll(t, workDirWay{name: "program", dear: true, silent: true, run: func(ctx context.Context, dir string) (string, error) {
+			program := func(ctx context.Context, dir string) (string, error) {
 				r, err := d.Try(ctx, ref, sandbox.ProcessSpec{Argv: []string{dir + outside, hostSecret}, User: who.user})
 				return r.Stdout, err
-			}})
-			tryAll(t, workDirWay{name: "interpreter", dear: true, silent: true, run: func(ctx context.Context, dir string) (string, error) {
+			}
+			interpreter := func(ctx context.Context, dir string) (string, error) {
 				script := "/tmp/s" + strings.ReplaceAll(dir, "/", "-")
 				d.Sh(t, ref, "printf '#!"+dir+outside+" "+hostSecret+"\n' > "+script+" && chmod 755 "+script)
 				r, err := d.Try(ctx, ref, sandbox.ProcessSpec{Argv: []string{script}, User: who.user})
 				return r.Stdout, err
-			}})
+			}
+			// The controls find a program, and a file, of the sandbox's own at the
+			// canary's path.
+			inside := func(run func(context.Context, string) (string, error)) func(context.Context) (string, error) {
+				return func(ctx context.Context) (string, error) {
+					defer d.Sh(t, ref, "rm -r "+filepath.Dir(file))
+					d.Sh(t, ref, "mkdir -p "+filepath.Dir(file)+" && cd "+filepath.Dir(file)+" && cp /bin/echo echo && printf "+hostSecret+" >canary && chmod 755 . echo canary")
+					return run(ctx, "/tmp/fine")
+				}
+			}
+			tryAll(t, workDirWay{name: "program", dear: true, silent: true, run: program, control: inside(program)})
+			tryAll(t, workDirWay{name: "interpreter", dear: true, silent: true, run: interpreter, control: inside(interpreter)})
 			tryAll(t, workDirWay{name: "sudo", dear: true, run: func(ctx context.Context, dir string) (string, error) {
-				r, err := d.Try(ctx, ref, sandbox.ProcessSpec{Argv: append([]string{"python3", "-c", sudoClient, dir}, climbing(file)...)})
+				r, err := d.Try(ctx, ref, sandbox.ProcessSpec{Argv: append([]string{"python3", "-c", sudoClient, dir}, climbing(file)...), User: who.user})
 				return r.Stdout, err
 			}})
-			tryAll(t, workDirWay{name: "files", dear: true, silent: true, run: func(ctx context.Context, dir string) (string, error) {
+			files := func(ctx context.Context, dir string) (string, error) {
 				var out strings.Builder
 				_, body, err := d.Files(ref).Read(ctx, who.user, dir+strings.Repeat("/..", 12)+file, 0, -1)
 				if err == nil {
@@ -153,18 +169,20 @@ func TestWorkDirs(t *testing.T) {
 					body.Close()
 				}
 				return out.String(), err
+			}
+			tryAll(t, workDirWay{name: "files", dear: true, silent: true, run: files, control: inside(files)})
+			tryAll(t, workDirWay{name: "spec", dear: true, slow: true, run: func(ctx context.Context, dir string) (string, error) {
+				return inSandbox(ctx, d, file, sandbox.Spec{Image: "host", WorkDir: dir, User: who.user, Capabilities: who.caps})
 			}})
+			tryAll(t, byMCP(t, d, file, sandbox.Spec{Image: "host", User: who.user, Capabilities: who.caps}))
+			imagesThatPoint(t, d, file, sandbox.Spec{User: who.user, Capabilities: who.caps})
+			if who.caps == "" { // these know no profiles
+				tryAll(t, byBuild(d, file, who.user))
+				tryAll(t, byE2B(t, d, file, who.user))
+				agentsThatPoint(t, d, file, who.user)
+			}
 		})
 	}
-	t.Run("image", func(t *testing.T) { imagesThatPoint(t, d, file) })
-	t.Run("spec", func(t *testing.T) {
-		tryAll(t, workDirWay{name: "spec", dear: true, run: func(ctx context.Context, dir string) (string, error) {
-			sb := d.New(t, sandbox.Spec{Image: "host", WorkDir: dir})
-			defer d.Remove(ctx, string(sb.ID))
-			r, err := d.Try(ctx, string(sb.ID), sandbox.ProcessSpec{Argv: climbing(file)})
-			return r.Stdout, err
-		}})
-	})
 	t.Run("cli", func(t *testing.T) {
 		sb := d.New(t, sandbox.Spec{Image: "host"})
 		d.Sh(t, string(sb.ID), plant)
@@ -177,48 +195,6 @@ func TestWorkDirs(t *testing.T) {
 			return out, nil
 		}})
 	})
-	t.Run("mcp", func(t *testing.T) {
-		sb := d.New(t, sandbox.Spec{Image: "host"})
-		tryAll(t, workDirWay{name: "tool", dear: true, run: func(ctx context.Context, dir string) (string, error) {
-			var in strings.Builder
-			for _, m := range []any{
-				map[string]any{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": map[string]any{
-					"protocolVersion": "2025-06-18", "capabilities": map[string]any{}, "clientInfo": map[string]any{"name": "probe", "version": "1"},
-				}},
-				map[string]any{"jsonrpc": "2.0", "method": "notifications/initialized"},
-				map[string]any{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": map[string]any{
-					"name": "exec", "arguments": map[string]any{"sandbox": sb.ID, "argv": climbing(file), "workdir": dir},
-				}},
-			} {
-				if err := json.NewEncoder(&in).Encode(m); err != nil {
-					return "", err
-				}
-			}
-			cmd := exec.CommandContext(ctx, harness.Program(t, "sandbox"), "mcp")
-			cmd.Env = append(os.Environ(), "SANDBOX_HOST="+d.Host())
-			stdin, err := cmd.StdinPipe() // open until the answer is there
-			if err != nil {
-				return "", err
-			}
-			stdout, err := cmd.StdoutPipe()
-			if err != nil {
-				return "", err
-			}
-			if err := cmd.Start(); err != nil {
-				return "", err
-			}
-			_, _ = io.WriteString(stdin, in.String())
-			said := ""
-			for lines := bufio.NewScanner(stdout); !strings.Contains(said, `"id":2`) && lines.Scan(); {
-				said = lines.Text()
-			}
-			stdin.Close()
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-			return said, nil
-		}})
-	})
-	t.Run("agent", func(t *testing.T) { agentsThatPoint(t, d, file) })
 }
 
 // sudoClient asks PID 1 over its abstract socket, as anybody inside may:
@@ -236,18 +212,24 @@ func tryAll(t *testing.T, way workDirWay) {
 		var names []string
 		for _, n := range numbers() {
 			switch {
+			case harness.Soak(1, 2) == 2 && way.slow && n >= mayHold:
+				names = append(names, namesOf(n)[n%len(namesOf(n))])
 			case !way.dear || harness.Soak(1, 2) == 2:
 				names = append(names, namesOf(n)...)
-			case n > 6 && n < 17: // where a PID 1 has its directories
+			case n > 6 && n < 17 && (!way.slow || n == 8 || n == 15): // where a PID 1 had its directories
 				names = append(names, namesOf(n)[0])
 			}
 		}
-		if out, err := way.run(t.Context(), "/tmp"); !way.silent && (err != nil || !strings.Contains(out, "/tmp")) {
+		if way.silent {
+			if out, err := way.control(t.Context()); err != nil || !strings.Contains(out, hostSecret) {
+				t.Errorf("control: it says %q, %v", out, err)
+			}
+		} else if out, err := way.run(t.Context(), "/tmp"); err != nil || !strings.Contains(out, "/tmp") {
 			t.Errorf("control: in /tmp it says %q, %v", out, err)
 		}
 		var mu sync.Mutex
 		var wg sync.WaitGroup
-		refused, slots := 0, make(chan struct{}, 4)
+		found, ends, slots := 0, map[string]int{}, make(chan struct{}, 4)
 		for _, dir := range names {
 			wg.Go(func() {
 				slots <- struct{}{}
@@ -257,143 +239,21 @@ func tryAll(t *testing.T, way workDirWay) {
 				out, err := way.run(ctx, dir)
 				mu.Lock()
 				defer mu.Unlock()
-				if err != nil {
-					refused++
+				switch code := codeOf(err); {
+				case err == nil:
+					ends["begun"]++
+				case code != "":
+					ends[code]++
+				default:
+					ends["refused"]++
 				}
 				if strings.Contains(out, hostSecret) {
+					found++
 					t.Errorf("%s: in %s the host's file was read", way.name, dir)
 				}
 			})
 		}
 		wg.Wait()
-		t.Logf("%d names, %d refused", len(names), refused)
+		t.Logf("%d names, %d outside: %v", len(names), found, ends)
 	})
-}
-
-// imagesThatPoint are images whose configuration or passwd names a descriptor.
-func imagesThatPoint(t *testing.T, d *harness.Daemon, file string) {
-	busybox, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Fatalf("needs a static busybox: %v", err)
-	}
-	run := func(kind, dir string) (string, error) {
-		home := "/"
-		if kind == "passwd" {
-			home = dir
-		}
-		var archive bytes.Buffer
-		w := tar.NewWriter(&archive)
-		put := func(h tar.Header, data []byte) {
-			h.Size = int64(len(data))
-			if err := w.WriteHeader(&h); err != nil {
-				t.Error(err)
-			}
-			_, _ = w.Write(data)
-		}
-		put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, busybox)
-		for _, applet := range []string{"sh", "cat", "pwd"} {
-			put(tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
-		}
-		put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:*:0:0:root:"+home+":/bin/sh\n"))
-		put(tar.Header{Name: "home", Typeflag: tar.TypeSymlink, Linkname: dir, Mode: 0o777}, nil)
-		if err := w.Close(); err != nil {
-			return "", err
-		}
-		name := "pointing-" + kind
-		if _, err := d.ImportImage(t.Context(), name, &archive); err != nil {
-			return "", err
-		}
-		spec := sandbox.Spec{Image: name}
-		if kind == "link" {
-			spec.WorkDir = "/home"
-		}
-		sb := d.New(t, spec)
-		defer d.Remove(t.Context(), string(sb.ID))
-		r, err := d.Try(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: climbing(file)})
-		return r.Stdout, err
-	}
-	for _, kind := range []string{"passwd", "link"} {
-		for n := range harness.Soak(12, 256) {
-			if harness.Soak(1, 2) == 1 && n < 6 {
-				continue
-			}
-			dir := fmt.Sprintf("/proc/self/fd/%d", n)
-			if out, err := run(kind, dir); strings.Contains(out, hostSecret) {
-				t.Errorf("%s: an image that names %s reads the host's file (%v)", kind, dir, err)
-			}
-		}
-		if out, err := run(kind, "/bin"); err != nil || !strings.Contains(out, "/bin") {
-			t.Errorf("control: %s names a plain directory: %q %v", kind, out, err)
-		}
-	}
-	t.Run("build", func(t *testing.T) {
-		for n := range harness.Soak(14, 256) {
-			if harness.Soak(1, 2) == 1 && n < 8 {
-				continue
-			}
-			var out strings.Builder
-			recipe := fmt.Sprintf("FROM pointing-link\nRUN true\nWORKDIR /proc/self/fd/%d\nRUN %s\n", n, climbing(file)[2])
-			_, err := d.Build(t.Context(), sandbox.BuildRequest{Dockerfile: recipe, NoCache: true}, nil, func(e sandbox.BuildEvent) error {
-				out.Write(e.Data)
-				return nil
-			})
-			if strings.Contains(out.String(), hostSecret) {
-				t.Errorf("build: WORKDIR /proc/self/fd/%d reads the host's file (%v)", n, err)
-			}
-		}
-	})
-}
-
-// agentsThatPoint are agents of the lab, and their health checks, which run in
-// the same directory.
-func agentsThatPoint(t *testing.T, d *harness.Daemon, file string) {
-	p, err := d.CreateProject(t.Context(), project.Request{Name: "pointing"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := climbing(file)[2]
-	// run returns what an agent said within a moment, and how it fared.
-	run := func(dir string, limit time.Duration) string {
-		a, err := d.Deploy(t.Context(), string(p.ID), "worker", project.AgentSpec{
-			Command: []string{"sh", "-c", script + "; exec sleep 1000"}, WorkDir: dir, Restart: project.RestartPolicy{When: "never"},
-			Health: &project.HealthCheck{Command: []string{"sh", "-c", script + " | grep -q " + hostSecret + " && exit 9; exit 0"}, Interval: 200},
-		})
-		if err != nil {
-			return err.Error()
-		}
-		defer d.RemoveAgent(t.Context(), a.ID)
-		said := ""
-		for deadline := time.Now().Add(limit); time.Now().Before(deadline) && !strings.Contains(said, "/"); <-time.After(50 * time.Millisecond) {
-			v, err := d.Project(t.Context(), string(p.ID))
-			if err != nil {
-				continue
-			}
-			for _, av := range v.Agents {
-				if av.ID != a.ID || av.Sandbox == "" {
-					continue
-				}
-				if all, err := d.Processes(t.Context(), string(av.Sandbox)); err == nil && len(all) > 0 {
-					if r, err := d.Output(t.Context(), string(av.Sandbox), all[0].ID, 0, false); err == nil {
-						b, _ := io.ReadAll(r)
-						r.Close()
-						said += string(b)
-					}
-				}
-			}
-		}
-		return said
-	}
-	began := time.Now()
-	if said := run("/tmp", time.Minute); !strings.Contains(said, "/tmp") {
-		t.Fatalf("control: an agent in /tmp says %q", said)
-	}
-	limit := max(2*time.Second, 3*time.Since(began)) // for one that says nothing
-	for n := range harness.Soak(11, 64) {
-		if harness.Soak(1, 2) == 1 && n < 8 {
-			continue
-		}
-		if dir := fmt.Sprintf("/proc/self/fd/%d", n); strings.Contains(run(dir, limit), hostSecret) {
-			t.Errorf("an agent in %s reads the host's file", dir)
-		}
-	}
 }

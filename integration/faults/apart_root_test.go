@@ -5,9 +5,13 @@ package faults
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -34,6 +38,9 @@ func TestCopyUsedElsewhere(t *testing.T) {
 	need(t, os.RemoveAll(o.path("")))
 	if out, err := exec.Command("cp", "-a", h.path(""), o.path("")).CombinedOutput(); err != nil {
 		t.Fatalf("copy the state directory: %v: %s", err, out)
+	}
+	if out, err := o.offline(t, "recover", "--moved"); err != nil { // which is not so
+		t.Fatalf("recover --moved: %v\n%s", err, out)
 	}
 	start(t, o, "")
 	_, err = o.Remove(t.Context(), "stopped")
@@ -72,4 +79,111 @@ func start(t *testing.T, h *house, want string) string {
 		t.Errorf("the start was not as it should be (want %q):\n%s", want, harness.Quiet(harness.LastLines(log, 20)))
 	}
 	return log
+}
+
+// TestClonedState: a copy of a state directory is known as one, makes and
+// removes nothing, and says what to do; so does one of another machine. The
+// original goes on, and so does one that was renamed or is reached by a bind mount.
+func TestClonedState(t *testing.T) {
+	h := &house{Daemon: harness.Install(t, "")}
+	if _, err := os.Stat(h.path("volume.img")); err == nil {
+		t.Skip("the volume is an image here, which a plain copy takes minutes for")
+	}
+	h.stopped = h.New(t, sandbox.Spec{Name: "stopped"})
+	h.Sh(t, "stopped", "echo two > /root/two")
+	_, err := h.Stop(t.Context(), "stopped")
+	need(t, err)
+	h.Shut()
+
+	o := &house{Daemon: harness.InstallApart(t, "")}
+	o.Shut()
+	need(t, os.RemoveAll(o.path("")))
+	if out, err := exec.Command("cp", "-a", h.path(""), o.path("")).CombinedOutput(); err != nil {
+		t.Fatalf("copy the state directory: %v: %s", err, out)
+	}
+	for _, flag := range []string{"--moved", "--copied"} {
+		log := start(t, o, "QUARANTINE")
+		if !strings.Contains(log, "is a copy") || !strings.Contains(log, "recover --moved") || !strings.Contains(log, "--copied") {
+			t.Errorf("the start does not say what it found and what to do: %s", why(log))
+		}
+		if _, err := o.Start(t.Context(), "stopped"); sandbox.CodeOf(err) != "quarantine" {
+			t.Errorf("start in the copy: %v; want code quarantine", err)
+		}
+		if _, err := o.Remove(t.Context(), "stopped"); sandbox.CodeOf(err) != "quarantine" {
+			t.Errorf("rm in the copy: %v; want code quarantine", err)
+		}
+		o.Crash()
+		for _, args := range [][]string{{"recover"}, {"recover", "--adopt", "all"}} {
+			if out, err := o.offline(t, args...); err != nil || !strings.Contains(out, "Nothing was changed") {
+				t.Errorf("%q in the copy: %v\n%s", args, err, out)
+			}
+		}
+		if flag == "--copied" {
+			break
+		}
+		if out, err := o.offline(t, "recover", flag); err != nil {
+			t.Fatalf("recover %s: %v\n%s", flag, err, out)
+		}
+		start(t, o, "") // it lives here now
+		o.Shut()
+		again := o.path("") + "-again"
+		if out, err := exec.Command("cp", "-a", o.path(""), again).CombinedOutput(); err != nil {
+			t.Fatalf("copy the state directory: %v: %s", err, out)
+		}
+		need(t, os.RemoveAll(o.path("")))
+		need(t, os.Rename(again, o.path("")))
+	}
+	before, err := os.ReadFile(o.path("volume/installation"))
+	need(t, err)
+	if out, err := o.offline(t, "recover", "--copied"); err != nil {
+		t.Fatalf("recover --copied: %v\n%s", err, out)
+	}
+	start(t, o, "")
+	_, err = o.Start(t.Context(), "stopped")
+	need(t, err)
+	if got := o.Sh(t, "stopped", "cat /root/two"); got != "two" {
+		t.Errorf("in the copy the file holds %q", got)
+	}
+	after, err := os.ReadFile(o.path("volume/installation"))
+	need(t, err)
+	if string(before[:32]) == string(after[:32]) {
+		t.Errorf("the copy has the original's id: %s", after[:32])
+	}
+
+	// The controls: the original, renamed, and by a bind mount.
+	start(t, h, "")
+	h.Shut()
+	need(t, os.Rename(h.path(""), h.path("")+"-renamed"))
+	at := slices.Index(h.Extra, "--state-dir") + 1
+	was := h.Extra[at]
+	h.Extra[at] += "-renamed"
+	start(t, h, "")
+	h.Shut()
+	need(t, os.Mkdir(was, 0o700))
+	need(t, unix.Mount(h.Extra[at], was, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(was, unix.MNT_DETACH) })
+	h.Extra[at] = was
+	start(t, h, "")
+	h.Shut()
+	need(t, unix.Unmount(was, 0))
+	need(t, os.Remove(was))
+	need(t, os.Rename(was+"-renamed", was))
+
+	// The same disk in another machine.
+	id := filepath.Join(h.Dir, "machine-id")
+	need(t, os.WriteFile(id, []byte("0123456789abcdef0123456789abcdef\n"), 0o644))
+	if err := unix.Mount(id, "/etc/machine-id", "", unix.MS_BIND, ""); err != nil {
+		t.Skipf("no machine id here: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount("/etc/machine-id", unix.MNT_DETACH) })
+	if log := start(t, h, "QUARANTINE"); !strings.Contains(log, "another machine") {
+		t.Errorf("in another machine: %s", why(log))
+	}
+	h.Crash()
+	if out, err := h.offline(t, "recover", "--moved"); err != nil {
+		t.Fatalf("recover --moved: %v\n%s", err, out)
+	}
+	start(t, h, "")
+	_, err = h.Start(t.Context(), "stopped")
+	need(t, err)
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +97,69 @@ func TestSecondDaemonRefuses(t *testing.T) {
 	}
 }
 
+// TestNetworkNameHeld: a user of the host who holds the name that daemons have in
+// a network namespace keeps none from starting. The control is root's: a daemon is
+// refused, also with a /proc of its own.
+func TestNetworkNameHeld(t *testing.T) {
+	hold := func(uid int, listen string) (release func()) {
+		t.Helper()
+		// The interpreter may lie where only root gets in.
+		cmd := exec.Command("python3", "-c", `
+import os, socket, sys
+os.setgroups([]); os.setresgid(*3*[int(sys.argv[1])]); os.setresuid(*3*[int(sys.argv[1])])
+s = socket.socket(socket.AF_UNIX); s.bind("\0sandboxd/network"); clients = []
+if sys.argv[2]: s.listen(int(sys.argv[2]))
+if sys.argv[2] == "0":
+    for i in range(8):
+        c = socket.socket(socket.AF_UNIX); c.setblocking(False); clients.append(c)
+        try: c.connect("\0sandboxd/network")
+        except OSError: pass
+try: open("/proc/sys/net/ipv4/route/flush", "w"); print("open", flush=True)
+except PermissionError: print("closed", flush=True)
+sys.stdin.read()`, strconv.Itoa(uid), listen)
+		in, err := cmd.StdinPipe()
+		need(t, err)
+		out, err := cmd.StdoutPipe()
+		need(t, err)
+		cmd.Stderr = os.Stderr
+		need(t, cmd.Start())
+		said := make([]byte, 16)
+		n, err := out.Read(said)
+		need(t, err)
+		if want := map[bool]string{true: "open", false: "closed"}[uid == 0]; strings.TrimSpace(string(said[:n])) != want {
+			t.Errorf("the lock's file is %q to uid %d, want %q", said[:n], uid, want)
+		}
+		return func() { _ = in.Close(); _ = cmd.Wait() }
+	}
+	d := harness.Install(t, "")
+	for _, way := range []string{"", "16", "0"} { // not listening, listening, with too many clients
+		d.Crash()
+		release := hold(65534, way)
+		err := d.TryUp()
+		release()
+		if err != nil {
+			t.Fatalf("a user holds the name (%q): %v", way, err)
+		}
+	}
+	d.Crash()
+	release := hold(0, "16")
+	err := d.TryUp()
+	release()
+	if err == nil || !strings.Contains(err.Error(), "network namespace") {
+		t.Fatalf("root holds the name: %v", err)
+	}
+	d.Up()
+	other := filepath.Join(d.Dir, "second")
+	need(t, os.Mkdir(other, 0o711))
+	out, err := exec.Command("unshare", "--mount", "sh", "-c", `mount -t proc proc /proc && exec "$@"`, "sh", harness.Program(t, "sandboxd"),
+		"--config", filepath.Join(d.Dir, "config.yaml"), "--cgroup", harness.CgroupMode(), "--cgroup-parent", d.Parent+"-second",
+		"--state-dir", other+"/state", "--run-dir", other+"/run").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "the network namespace (table inet sandboxd and its addresses) is in use by process") {
+		t.Errorf("a second daemon with a /proc of its own: %v\n%s", err, out)
+	}
+	_ = os.Remove(harness.CgroupRoot() + d.Parent + "-second")
+}
+
 // removeCgroups takes away what an ended daemon's pool had.
 func removeCgroups(t *testing.T, dir string) {
 	t.Helper()
@@ -131,12 +196,31 @@ func TestBackupAndRestore(t *testing.T) {
 	if err := h.TryUp(); err == nil || !strings.Contains(err.Error(), "sandboxd restore") {
 		t.Fatalf("a start on a damaged database: %v", err)
 	}
+	whole, err := os.ReadFile(newest)
+	need(t, err)
+	for what, b := range map[string][]byte{"empty": nil, "text": []byte("root:x:0:0\n"), "half": whole[:len(whole)/2]} {
+		bad := filepath.Join(t.TempDir(), what)
+		need(t, os.WriteFile(bad, b, 0o600))
+		out, err := h.offline(t, "restore", bad)
+		now, _ := os.ReadFile(h.path("sandboxd.db"))
+		if left, _ := filepath.Glob(h.path("sandboxd.db.*")); err == nil || !strings.Contains(out, "not a whole database") || string(now) != "scribbled over" || len(left) != 0 {
+			t.Errorf("restore of a file that is %s: %v\n%s\n%q, %q", what, err, out, now, left)
+		}
+	}
 	if out, err := h.offline(t, "restore", newest); err != nil {
 		t.Fatalf("restore: %v\n%s", err, out)
 	}
 	h.Up()
 	if _, err := h.Create(t.Context(), sandbox.Spec{}, ""); sandbox.CodeOf(err) != "quarantine" {
 		t.Errorf("create after a restore: %v, want code quarantine", err)
+	}
+	if out, _, code := h.CLI(t, nil, "", "doctor"); code != 1 || !strings.Contains(out, "quarantine") || !strings.Contains(out, "sandboxd recover") {
+		t.Errorf("doctor in quarantine: %d\n%s", code, out)
+	}
+	for _, refused := range []string{"undo old", "reset old", "reset old --only /root/old", "stop old", "rm old", "start old", "snapshot create old", "fork old", "volume create v", "schedule add old reset @hourly"} {
+		if said, errs, code := h.CLI(t, nil, "", strings.Fields(refused)...); code == 0 || !strings.Contains(errs, "sandboxd recover") {
+			t.Errorf("%s in quarantine: %d\n%s%s", refused, code, said, errs)
+		}
 	}
 	if now := h.Sh(t, "old", "readlink /proc/self/ns/pid; cat /root/old"); now != pid+"\nold" {
 		t.Errorf("the sandbox of the backup: %q", now)
@@ -168,6 +252,103 @@ func TestBackupAndRestore(t *testing.T) {
 	if !found {
 		t.Errorf("no image holds what the late sandbox wrote")
 	}
+}
+
+// TestRecoverRemoves: what 'sandboxd recover' is to remove it first shows, and
+// removes only with --yes; a single id is that and no other; rows stay.
+func TestRecoverRemoves(t *testing.T) {
+	h := newHouse(t)
+	h.Shut()
+	older := h.save(t, databaseFiles...)
+	h.Up()
+	var ids []string
+	for _, name := range []string{"one", "two", "three"} {
+		ids = append(ids, string(h.New(t, sandbox.Spec{Name: name}).ID))
+		h.Sh(t, name, "echo "+name+" >/root/"+name)
+	}
+	layers := func() []string { return names(t, h.path("volume/layers")) }
+	known := layers()
+	_, err := h.Snapshot(t.Context(), "three", sandbox.SnapshotRequest{Name: "late"})
+	need(t, err)
+	h.Crash()
+	h.load(t, older, databaseFiles...)
+	h.Up()
+	h.Crash()
+	there := func() (left []string) {
+		for _, id := range ids {
+			if _, err := os.Stat(h.path("volume/sandboxes/" + id + "/upper")); err == nil {
+				left = append(left, id)
+			}
+		}
+		return left
+	}
+	recover := func(wantErr bool, args ...string) string {
+		t.Helper()
+		out, err := h.offline(t, append([]string{"recover"}, args...)...)
+		if (err != nil) != wantErr {
+			t.Fatalf("recover %q: %v\n%s", args, err, out)
+		}
+		return out
+	}
+	before := layers()
+	for _, args := range [][]string{nil, {"--remove", "all"}, {"--remove", ids[0]}} {
+		out := recover(false, args...)
+		if !slices.Equal(there(), ids) || !slices.Equal(layers(), before) {
+			t.Fatalf("recover %q removed something:\n%s", args, out)
+		}
+		if strings.Contains(out, "removed for good with --yes") != (args != nil) || !strings.Contains(out, ids[0]) || strings.Contains(out, string(h.stopped.ID)) {
+			t.Errorf("recover %q says:\n%s", args, out)
+		}
+	}
+	recover(true, "--remove", "sbnobodyatall1", "--yes")
+	recover(true, "--remove", ids[0], "--adopt", ids[0], "--yes")
+	if !slices.Equal(there(), ids) {
+		t.Fatalf("what was refused removed something: %v of %v are left", there(), ids)
+	}
+	out := recover(false, "--remove", ids[0], "--yes")
+	if !slices.Equal(there(), ids[1:]) || !slices.Equal(layers(), before) || !strings.Contains(out, "removing "+ids[0]) {
+		t.Fatalf("recover --remove of one: %v of %v are left\n%s", there(), ids, out)
+	}
+	if got := procs(t, h.Parent, ids[0]); len(got) > 0 {
+		t.Errorf("its processes live: %v", got)
+	}
+	if got := procs(t, h.Parent, ids[1]); len(got) == 0 {
+		t.Error("those of its neighbour do not")
+	}
+	out = recover(false, "--remove", "all", "--yes")
+	if len(there()) > 0 || len(layers()) >= len(before) || !strings.Contains(out, "agree again") {
+		t.Fatalf("recover --remove all: %v are left, of %d layers %d\n%s", there(), len(before), len(layers()), out)
+	}
+	for _, l := range known {
+		if !slices.Contains(layers(), l) {
+			t.Errorf("layer %s of a snapshot that the database knows is gone", l)
+		}
+	}
+	start(t, h, "")
+	if now := h.Sh(t, "runs", "cat /root/one"); now != "one" {
+		t.Errorf("the running sandbox that the database knows: %q", now)
+	}
+	_, err = h.Start(t.Context(), "stopped")
+	need(t, err)
+	if now := h.Sh(t, "stopped", "cat /root/two /root/three"); now != "two\nthree" {
+		t.Errorf("the stopped one: %q", now)
+	}
+}
+
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	need(t, err)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func procs(t *testing.T, parent, id string) []string {
+	t.Helper()
+	b, _ := os.ReadFile(filepath.Join(harness.CgroupRoot(), parent, id, "init/cgroup.procs")) // it may be gone
+	return strings.Fields(string(b))
 }
 
 func (h *house) backups(t *testing.T) []string {

@@ -4,6 +4,7 @@ package faults
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
@@ -117,7 +118,17 @@ func (h *house) change(t *testing.T, name string, f func([]byte) []byte) {
 	t.Helper()
 	b, err := os.ReadFile(h.path(name))
 	need(t, err)
-	need(t, os.WriteFile(h.path(name), f(b), 0o600))
+	need(t, os.WriteFile(h.path(name), f(usedPages(b)), 0o600))
+}
+
+// usedPages leaves out what a database file has beyond its pages, the room it
+// grows into: to damage that damages nothing (sqlite.org/fileformat.html, 1.3).
+func usedPages(b []byte) []byte {
+	if !bytes.HasPrefix(b, []byte("SQLite format 3\x00")) {
+		return b
+	}
+	size := int(binary.BigEndian.Uint16(b[16:])) * int(binary.BigEndian.Uint32(b[28:]))
+	return b[:min(size, len(b))]
 }
 
 func scribble(from, to float64) func([]byte) []byte {

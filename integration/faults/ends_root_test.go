@@ -506,3 +506,80 @@ func TestProcessesOfPaused(t *testing.T) {
 		t.Errorf("processes of a paused sandbox: %+v, %v", all, err)
 	}
 }
+
+// TestEndOfIdle: a sandbox that ended for idleness has no command running, and
+// says so to whoever comes to it or to what it ran. The control is the same
+// before.
+func TestEndOfIdle(t *testing.T) {
+	d := harness.Install(t, "")
+	sb := d.New(t, sandbox.Spec{IdleTimeoutSeconds: 3})
+	w := &watched{d: d, sb: sb, argv: []string{"true"}, first: "p1"}
+	all := []string{"exec", "exec -i", "exec -t", "attach", "handle", "cli exec", "cli -t", "cli attach"}
+	for _, name := range all {
+		if got := w.ways()[name](t.Context()); got.code != "exit 0" {
+			t.Errorf("%s of one that runs: told %q (%s)", name, got.code, got.text)
+		}
+	}
+	testenv.Eventually(t, time.Minute, "it ends", func() bool {
+		now, err := d.Sandbox(t.Context(), w.ref())
+		return err == nil && now.Status == sandbox.StatusCompleted
+	})
+	e := anEnd{code: sandbox.CodeEnded, reason: sandbox.ReasonIdle}
+	for _, name := range all {
+		judge(t, e, name, w.ways()[name](t.Context()))
+	}
+}
+
+// TestEndOfAnOwner: who watches a command with the key of an owner who is
+// disabled is told that, and not of an end: the command runs on. The control is
+// root, who goes on to watch.
+func TestEndOfAnOwner(t *testing.T) {
+	d := harness.Install(t, "")
+	out, errs, code := d.CLI(t, nil, "", "key", "create", "watcher", "--role", "developer")
+	key := regexp.MustCompile(`e2b_[0-9a-f]{64}`).FindString(out)
+	if code != 0 || key == "" {
+		t.Fatalf("make a key: %d\n%s%s", code, out, errs)
+	}
+	mine, err := client.New(d.Host(), client.WithKey(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb, err := mine.Create(t.Context(), sandbox.Spec{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := &harness.Daemon{Client: mine, Dir: d.Dir, Parent: d.Parent}
+	control := &watched{d: d, sb: sb, argv: []string{"sh", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done"}}
+	type answer struct {
+		name string
+		told
+	}
+	all := make(chan answer)
+	for _, stdin := range []bool{false, true} {
+		go func() {
+			all <- answer{fmt.Sprint("stdin ", stdin), toldOf(theirs.Try(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: control.argv, Stdin: stdin}))}
+		}()
+	}
+	go func() {
+		_, errs, code := d.CLI(t, []string{"SANDBOX_KEY=" + key}, "", append([]string{"exec", string(sb.ID), "--"}, control.argv...)...)
+		all <- answer{"cli", told{code: fmt.Sprint("exit ", code), text: errs}}
+	}()
+	root := make(chan told, 1)
+	go func() { root <- control.exec(t.Context(), sandbox.ProcessSpec{Argv: control.argv}) }()
+	testenv.Eventually(t, time.Minute, "all run", func() bool {
+		procs, err := d.Processes(t.Context(), string(sb.ID))
+		return err == nil && len(procs) == 4
+	})
+	if _, errs, code := d.CLI(t, nil, "", "owner", "set", "watcher", "--disable"); code != 0 {
+		t.Fatal(errs)
+	}
+	for range 3 {
+		if a := <-all; a.code != "owner_disabled" && (a.code != "exit 125" || !strings.Contains(a.text, "(owner_disabled)")) {
+			t.Errorf("%s: told %q (%s)", a.name, a.code, a.text)
+		}
+	}
+	d.Sh(t, string(sb.ID), "touch /tmp/go")
+	if got := <-root; got.code != "exit 0" {
+		t.Errorf("root: told %q (%s)", got.code, got.text)
+	}
+}

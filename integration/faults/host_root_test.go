@@ -3,6 +3,8 @@
 package faults
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -120,12 +122,29 @@ func TestHungInit(t *testing.T) {
 }
 
 // TestFullStateDisk fills the disk with the database again and again, and kills
-// the daemon on it: it starts, tells what runs, removes, and loses nothing. The
-// control is a create on the full disk, which is refused.
+// the daemon on it, also with little or nothing of the reserve left: it starts, tells
+// what runs, removes and prunes, and loses nothing. The control is a create on the
+// full disk, which is refused.
 func TestFullStateDisk(t *testing.T) {
+	for _, fs := range []string{"tmpfs", "ext4"} {
+		t.Run(fs, func(t *testing.T) { fullStateDisk(t, fs) })
+	}
+}
+
+// fullStateDisk needs a file system that root cannot write to either once it is
+// full.
+func fullStateDisk(t *testing.T, fs string) {
 	at, err := os.MkdirTemp("/var/tmp", "sandboxd-full-")
 	if err == nil {
-		err = unix.Mount("tmpfs", at, "tmpfs", 0, "size=128m,mode=0711")
+		mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=128m,mode=0711", "tmpfs", at)
+		if fs == "ext4" {
+			img := filepath.Join(t.TempDir(), "img")
+			mount = exec.Command("sh", "-ec", `truncate -s 128m "$1"; mkfs.ext4 -q -m 0 "$1"; mount -o loop "$1" "$2"; chmod 711 "$2"`, "sh", img, at)
+		}
+		var out []byte
+		if out, err = mount.CombinedOutput(); err != nil {
+			t.Log(string(out))
+		}
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -137,6 +156,9 @@ func TestFullStateDisk(t *testing.T) {
 	})
 	t.Setenv("SANDBOXD_TEST_DIR", at)
 	d := harness.Install(t, "pool:\n  size: 0\n")
+	var whole unix.Statfs_t
+	need(t, unix.Statfs(at, &whole))
+	full := int64(whole.Blocks) * whole.Bsize / 16 // the reserve
 	filler := filepath.Join(at, "filler")
 	fill := func() {
 		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -160,14 +182,36 @@ func TestFullStateDisk(t *testing.T) {
 		for range 3 {
 			doomed = append(doomed, string(d.New(t, sandbox.Spec{}).ID))
 		}
+		var tarball bytes.Buffer
+		w := tar.NewWriter(&tarball)
+		need(t, w.WriteHeader(&tar.Header{Name: fmt.Sprint("f", i), Typeflag: tar.TypeReg, Mode: 0o644}))
+		need(t, w.Close())
+		_, err := d.ImportImage(t.Context(), fmt.Sprint("unused-", i), &tarball)
+		need(t, err)
 		fill()
 		if _, err := d.Remove(t.Context(), doomed[0]); err != nil {
 			t.Fatalf("cycle %d: rm on a full disk: %v", i, err)
 		}
-		d.Crash()
+		ballast := filepath.Join(d.Dir, "state", "ballast")
+		switch i % 3 {
+		case 0: // a little of the reserve is left
+			d.Crash()
+			need(t, os.Truncate(ballast, 1<<20))
+		case 1: // nothing
+			d.Crash()
+			need(t, os.Truncate(ballast, 0))
+		case 2: // nothing, but what the daemon leaves at its end
+			need(t, os.Truncate(ballast, 0))
+			fill()
+			d.Shut()
+		}
 		fill() // what a start may take of before
 		d.Up()
 		fill()
+		pruned, err := d.PruneImages(t.Context(), sandbox.PruneRequest{All: true})
+		if err != nil || len(pruned.Images) == 0 {
+			t.Errorf("cycle %d: prune on a full disk removed %d images, %v", i, len(pruned.Images), err)
+		}
 		if sb, err := d.Create(t.Context(), sandbox.Spec{}, ""); sandbox.CodeOf(err) != "disk_full" && sandbox.CodeOf(err) != "volume_full" {
 			t.Errorf("cycle %d: create on a full disk: %s, %v; want it refused", i, sb.ID, err)
 		}
@@ -184,7 +228,7 @@ func TestFullStateDisk(t *testing.T) {
 		}
 		testenv.Eventually(t, 30*time.Second, "the reserve made again", func() bool {
 			st, err := os.Stat(filepath.Join(d.Dir, "state", "ballast"))
-			return err == nil && st.Size() == 8<<20
+			return err == nil && st.Size() == full
 		})
 		if got := d.Sh(t, "kept", "cat /root/file"); got != "kept" {
 			t.Fatalf("cycle %d: the file holds %q", i, got)

@@ -4,6 +4,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -64,6 +66,78 @@ func TestLostRunDirectory(t *testing.T) {
 			d.Agree(t)
 		})
 	}
+}
+
+// TestLostWhileRunning: the socket of the API and the run directory are made
+// again, with their modes and locks, while the daemon runs; sandboxes go on, and others
+// can be made. The control is the socket's life where nothing is removed.
+func TestLostWhileRunning(t *testing.T) {
+	for _, way := range []string{"nothing", "the API's socket", "all sockets", "the run directory", "the run directory, renamed"} {
+		t.Run(way, func(t *testing.T) {
+			d := harness.Install(t, "")
+			sb := d.New(t, sandbox.Spec{Name: "s"})
+			d.Sh(t, "s", "echo kept >/root/f")
+			run := filepath.Join(d.Dir, "run")
+			socket := filepath.Join(run, "sandboxd.sock")
+			was, err := os.Stat(socket)
+			need(t, err)
+			dir, err := os.Stat(run)
+			need(t, err)
+			switch way {
+			case "the API's socket":
+				err = os.Remove(socket)
+			case "all sockets":
+				err = errors.Join(os.Remove(socket), os.RemoveAll(filepath.Join(run, "init")))
+			case "the run directory":
+				err = os.RemoveAll(run)
+			case "the run directory, renamed":
+				err = os.Rename(run, run+"-lost")
+			}
+			need(t, err)
+			<-time.After(2500 * time.Millisecond) // twice what the daemon takes to look
+			fresh, err := client.New(d.Host())
+			need(t, err)
+			need(t, within(30*time.Second, func() bool { _, err := fresh.Version(t.Context()); return err == nil }))
+			is, err := os.Stat(socket)
+			need(t, err)
+			if same := os.SameFile(was, is); same != (way == "nothing") || is.Mode() != was.Mode() {
+				t.Errorf("the socket: the same %v, mode %v, was %v", same, is.Mode(), was.Mode())
+			}
+			if now, err := os.Stat(run); err != nil || now.Mode() != dir.Mode() {
+				t.Errorf("the run directory: %v, %v", now.Mode(), err)
+			}
+			if now, err := fresh.Sandbox(t.Context(), "s"); err != nil || now.Status != sandbox.StatusRunning || now.InitPID != sb.InitPID {
+				t.Fatalf("the sandbox is %s (%s), PID 1 %d, %v; want running, %d", now.Status, now.Detail, now.InitPID, err, sb.InitPID)
+			}
+			second := exec.Command("unshare", append([]string{"--net", harness.Program(t, "sandboxd")}, withState(d.Extra, d.Dir+"/second", d.Parent+"-second")...)...)
+			if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "--run-dir") {
+				t.Errorf("a second daemon with this run directory: %v\n%s", err, out)
+			}
+			_ = os.Remove(harness.CgroupRoot() + d.Parent + "-second")
+			if got := d.Sh(t, "s", "cat /root/f"); got != "kept" {
+				t.Errorf("a command in the sandbox that ran: %q", got)
+			}
+			other := d.New(t, sandbox.Spec{Name: "other"})
+			d.Sh(t, string(other.ID), "true")
+			if _, err := d.Stop(t.Context(), "s"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.Start(t.Context(), "s"); err != nil {
+				t.Fatal(err)
+			}
+			if got := d.Sh(t, "s", "cat /root/f"); got != "kept" {
+				t.Errorf("after stop and start: %q", got)
+			}
+		})
+	}
+}
+
+// withState is a daemon's arguments with another state directory and cgroup.
+func withState(args []string, dir, parent string) []string {
+	args = slices.Clone(args)
+	args[slices.Index(args, "--state-dir")+1] = dir
+	args[slices.Index(args, "--cgroup-parent")+1] = parent
+	return args
 }
 
 func codeOf(err error) string { return sandbox.CodeOf(err) }

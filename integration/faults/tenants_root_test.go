@@ -33,10 +33,13 @@ type tenants struct {
 	ids  map[string]string // of keys
 }
 
+// roomy is a developer with room for all that these tests make.
+const roomy = `{"role":"developer","quota":{"max_sandboxes":20,"max_cpus":50,"max_memory_bytes":68719476736,"max_disk_bytes":214748364800,"requests_per_minute":100000}}`
+
 func newTenants(t *testing.T, more string) *tenants {
 	w := &tenants{Daemon: harness.Install(t, "e2b: {listen: \""+tenantsE2B+"\"}\n"+more), t: t, keys: map[string]string{}, ids: map[string]string{}}
 	for _, owner := range []string{"alice", "bob"} {
-		w.root("PUT", "/v1/owners/"+owner, `{"role":"developer","quota":{"max_sandboxes":20,"max_cpus":50,"max_memory_bytes":68719476736,"max_disk_bytes":214748364800}}`)
+		w.root("PUT", "/v1/owners/"+owner, roomy)
 	}
 	for who, of := range map[string][2]string{
 		"alice": {"alice", "developer"}, "viewer": {"alice", "viewer"}, "bob": {"bob", "developer"}, "operator": {"ops", "operator"}, "admin": {"boss", "admin"},
@@ -164,6 +167,9 @@ func TestTenants(t *testing.T) {
 	t.Run("names", w.names)
 	t.Run("labels", w.labels)
 	t.Run("streams", w.streams)
+	t.Run("background", w.background)
+	t.Run("half sent", w.halfSent)
+	t.Run("oracles", w.oracles)
 	t.Run("origins", w.origins)
 	t.Run("carried", w.carried)
 }
@@ -386,6 +392,20 @@ func (w *tenants) hosts(t *testing.T, socket string) {
 	if a := at("shop", opens("alice", again)); a.status != http.StatusBadGateway {
 		t.Errorf("alice's next of the name: %d %s", a.status, a.body)
 	}
+	release := func(who string) reply { return w.native(who, "DELETE", "/v1/host-names/shop", "") }
+	if a := release("bob"); a.status != http.StatusForbidden {
+		t.Errorf("bob releases alice's host name: %d %s", a.status, a.body)
+	}
+	if a := release("root"); a.status != http.StatusConflict || !strings.Contains(a.body, "host_name_in_use") {
+		t.Errorf("release while alice's lives: %d %s", a.status, a.body)
+	}
+	w.native("alice", "DELETE", "/v1/sandboxes/"+again, "")
+	if a := release("root"); a.status != http.StatusOK {
+		t.Errorf("release: %d %s", a.status, a.body)
+	}
+	if a := at("shop", theirs); a.status != http.StatusBadGateway {
+		t.Errorf("the host name once it is released to bob: %d %s", a.status, a.body)
+	}
 }
 
 // labels: the daemon's own are refused, and look-ups by them stay with the owner.
@@ -401,76 +421,5 @@ func (w *tenants) labels(t *testing.T) {
 	}
 	if a := w.native("bob", "POST", "/v1/sandboxes", `{"labels":{"own":"uid:0"},`+small+`}`); a.status != http.StatusCreated {
 		t.Errorf("the control: %d %s", a.status, a.body)
-	}
-}
-
-// streams end with the right that let them in, in every dialect.
-func (w *tenants) streams(t *testing.T) {
-	w.t = t
-	for _, c := range []struct{ what, end, back string }{
-		{"disabled", `{"disabled":true}`, `{"disabled":false}`},
-		{"demoted", `{"role":"viewer"}`, `{"role":"developer"}`},
-		{"revoked", "", ""},
-	} {
-		t.Run(c.what, func(t *testing.T) {
-			w.t = t
-			w.key("dave", "dave", "developer")
-			made := w.e2b("POST", "/sandboxes", `{"templateID":"base"}`, "X-API-Key", w.keys["dave"])
-			id, token := field(t, made, "sandboxID"), field(t, made, "envdAccessToken")
-			open := map[string]io.ReadCloser{}
-			begin := func(name string, res *http.Response, err error) {
-				if err != nil || res.StatusCode/100 != 2 {
-					t.Fatalf("%s: %v %v", name, res, err)
-				}
-				open[name] = res.Body
-			}
-			tr := w.transport()
-			t.Cleanup(tr.CloseIdleConnections)
-			socket := &http.Client{Transport: tr}
-			head := []string{"X-API-Key", w.keys["dave"]}
-			res, err := w.send(socket, "POST", "http://x/v1/sandboxes/"+id+"/exec", `{"argv":["sleep","600"]}`, head...)
-			begin("exec", res, err)
-			res, err = w.send(socket, "GET", "http://x/v1/events", "", append(head, "Accept", "text/event-stream")...)
-			begin("events", res, err)
-			frame := append([]byte{0, 0, 0, 0, 0}, `{"process":{"cmd":"sleep","args":["600"]}}`...)
-			frame[4] = byte(len(frame) - 5)
-			res, err = w.send(http.DefaultClient, "POST", "http://"+tenantsE2B+"/process.Process/Start", string(frame), "Content-Type", "application/connect+json", "X-Access-Token", token)
-			begin("e2b start", res, err)
-			watch := []byte("\x00\x00\x00\x00\x0f" + `{"path":"/tmp"}`)
-			res, err = w.send(http.DefaultClient, "POST", "http://"+tenantsE2B+"/filesystem.Filesystem/WatchDir", string(bytes.Clone(watch)), "Content-Type", "application/connect+json", "X-Access-Token", token)
-			begin("e2b watch", res, err)
-			ended := make(chan string, len(open))
-			for name, body := range open {
-				go func() {
-					_, _ = io.Copy(io.Discard, body)
-					_ = body.Close()
-					ended <- name
-				}()
-			}
-			select {
-			case name := <-ended:
-				t.Fatalf("the control: %s ended by itself", name)
-			case <-time.After(500 * time.Millisecond):
-			}
-			if c.end == "" {
-				w.root("DELETE", "/v1/keys/"+w.ids["dave"], "")
-			} else {
-				w.root("PUT", "/v1/owners/dave", c.end)
-				defer w.root("PUT", "/v1/owners/dave", c.back)
-			}
-			left := open
-			for deadline := time.After(15 * time.Second); len(left) > 0; {
-				select {
-				case name := <-ended:
-					delete(left, name)
-				case <-deadline:
-					for name, body := range left {
-						t.Errorf("%s goes on after its owner was %s", name, c.what)
-						_ = body.Close()
-					}
-					return
-				}
-			}
-		})
 	}
 }

@@ -382,3 +382,33 @@ func Collect(p sandbox.ProcessIO) (Result, error) {
 	r.Exit = exit
 	return r, nil
 }
+
+// Probe is the path of the static probe outside.
+func Probe(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(os.Getenv("SANDBOXD_BIN"), "test-probe") // built beforehand where there is no Go
+	if _, err := os.Stat(path); err != nil {
+		path = filepath.Join(t.TempDir(), "test-probe")
+		cmd := exec.Command("go", "build", "-o", path, "../testdata/probe")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build the probe: %v\n%s", err, out)
+		}
+	}
+	return path
+}
+
+// GiveProbe puts the static probe into a sandbox and returns its path there.
+func (d *Daemon) GiveProbe(t testing.TB, ref string) string {
+	t.Helper()
+	f, err := os.Open(Probe(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const inside = "/opt/probe"
+	if _, err := d.Files(ref).Write(t.Context(), "root", inside, 0o755, f); err != nil {
+		t.Fatal(err)
+	}
+	return inside
+}

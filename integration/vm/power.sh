@@ -24,7 +24,7 @@ load=/opt/sandboxd/power-load.sh
 
 ready() { # waits for the daemon after a boot
   for _ in $(seq 300); do
-    guest sandbox version > /dev/null 2>&1 && return
+    timeout 30 "$vm" ssh sandbox version < /dev/null > /dev/null 2>&1 && return # an emulated machine may hang
     sleep 1
   done
   guest journalctl -u sandboxd -n 30 --no-pager || true

@@ -44,8 +44,8 @@ var ownPaths = map[string][]string{
 	"leftovers.go":  {"Lstat", "Llistxattr", "Open", "ReadDir", "ReadFile", "Unlink", "AT_FDCWD"},
 	"rootswitch.go": {"AT_FDCWD", "Chdir", "Chroot"},
 	"shared.go":     {"Stat"},
-	"stdio.go":      {"Open", "Openat2", "AT_FDCWD"}, // /dev/null and /dev/pts/ptmx
-	"sysctls.go":    {"ReadFile", "WriteFile"},       // names of its own below /proc/sys
+	"stdio.go":      {"Open", "Openat2", "AT_FDCWD"},   // /dev/null and /dev/pts/ptmx
+	"sysctls.go":    {"Open", "ReadFile", "WriteFile"}, // names of its own below /proc/sys
 }
 
 // strayPath tells whether a file of internal/initd may not use a name.

@@ -81,7 +81,7 @@ var testsAlso = map[string][]string{
 	"webhook":            {"state"}, // as with the lab
 	"lab":                {"state"}, // that a crash loses nothing is seen with real rows
 	"integration/escape": {"api", "image/imagetest", "state"},
-	"integration/faults": {"api", "image/imagetest", "state"},
+	"integration/faults": {"access", "api", "image/imagetest", "state"},
 	"integration":        {"api", "api/server/servertest", "image/imagetest", "state"}, // the bad inputs that server is tested with
 }
 

@@ -277,6 +277,8 @@ func (s *Server) clearLeftovers() error {
 	if !s.used.Load() {
 		return nil
 	}
+	s.askers.clear()
+	s.sudoers.clear()
 	if err := s.left.clear(); err != nil {
 		return err
 	}
@@ -348,6 +350,10 @@ func (s *Server) applySettings(a initproto.Configure, done *initproto.Configured
 	if s.cfg.worker != nil {
 		s.cfg.worker.stop()
 	}
+	if !s.ready.Load() {
+		s.procs.restoreKeys(a.Keys)
+	}
+	a.Keys = nil
 	s.cfg.worker, s.cfg.Configure = w, a
 	s.ready.Store(true)
 	keep := a.KeepEnded

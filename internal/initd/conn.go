@@ -34,9 +34,10 @@ type conn struct {
 	// expecting is set while a request may come: what it brings are then the
 	// descriptors of that request, else they are dropped by the kernel.
 	expecting atomic.Bool
-	keep      bool // the present operation is to be followed by another
-	used      bool // an operation has ended
-	large     bool // the send buffer was grown
+	keep      bool        // the present operation is to be followed by another
+	used      bool        // an operation has ended
+	large     bool        // the send buffer was grown
+	ended     atomic.Bool // by shut
 
 	wmu    sync.Mutex
 	corked bool   // frames are held until the answer is complete
@@ -257,7 +258,16 @@ func (c *conn) growSendBuffer() {
 
 // shut ends both directions; blocked reads and writes return.
 func (c *conn) shut() {
+	c.ended.Store(true)
 	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+}
+
+// stopped tells work that reads and writes nothing of the end.
+func (c *conn) stopped() error {
+	if c.ended.Load() {
+		return io.ErrClosedPipe
+	}
+	return nil
 }
 
 func (c *conn) close() {

@@ -20,7 +20,7 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // exec starts a process and, if asked, serves its streams on the connection.
 func (s *Server) exec(c *conn, a initproto.Exec) error {
-	p, err := s.start(a.Spec)
+	p, err := s.startOnce(a.Spec, a.Key)
 	if err != nil {
 		return err
 	}
@@ -164,6 +164,8 @@ func explainExec(err error, name string, acc account) error {
 	switch {
 	case errors.Is(err, linux.ErrEndedEarly):
 		return sandbox.Errorf(sandbox.ErrUnavailable, "start_stopped", "command %.200q was stopped or killed before it began by another process of the sandbox: end that one and try again", name)
+	case errors.Is(err, errStalled):
+		return sandbox.Errorf(sandbox.ErrUnavailable, "start_stalled", "command %.200q waited two seconds for whoever holds its file, by a lease or as its filesystem: end that one, or copy the file, and try again", name)
 	case errors.Is(err, errNoLoader):
 		return sandbox.Errorf(sandbox.ErrInvalid, "command_not_executable", "command %.200q: %w", name, err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):

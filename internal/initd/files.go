@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +39,7 @@ var fileOps = map[string]fileOp{
 	initproto.OpWrite: (*fileJob).write, initproto.OpMkdir: (*fileJob).mkdir, initproto.OpMove: (*fileJob).move,
 	initproto.OpRemove: (*fileJob).remove, initproto.OpChmod: (*fileJob).chmod, initproto.OpWatch: (*fileJob).watch,
 	initproto.OpTarOut: (*fileJob).tarOut, initproto.OpTarIn: (*fileJob).tarIn, initproto.OpSetAttrs: (*fileJob).setAttrs,
+	initproto.OpReset: (*fileJob).reset,
 }
 
 // file runs a file operation. A root switch waits for it, having cut its
@@ -105,14 +105,14 @@ func fileError(what, name string, err error) error {
 		{unix.EEXIST, sandbox.ErrConflict, "file_exists", "remove it first, or choose another name"},
 		{unix.ENOTEMPTY, sandbox.ErrConflict, "directory_not_empty", "remove it recursively, or empty it first"},
 		{unix.EBUSY, sandbox.ErrConflict, "file_busy", "it is the root or something is mounted on it: choose another"},
-		{unix.EXDEV, sandbox.ErrConflict, "crosses_mounts", "copy and remove instead"},
+		{unix.EXDEV, sandbox.ErrConflict, "crosses_mounts", "copy and remove in place of a move; what is mounted is removed by no reset"},
 		{unix.ENOTDIR, sandbox.ErrInvalid, "not_a_directory", "check the path: a part of it is a file"},
 		{unix.EISDIR, sandbox.ErrInvalid, "is_a_directory", "name a file, or use the archive calls for a tree"},
 		{unix.ELOOP, sandbox.ErrInvalid, "too_many_links", "its symbolic links lead in a circle"},
 		{unix.ENAMETOOLONG, sandbox.ErrInvalid, "invalid_path", "use shorter names, at most 255 bytes each"},
 		{unix.EINVAL, sandbox.ErrInvalid, "invalid_path", "use an absolute path without zero bytes"},
 		{unix.ENXIO, sandbox.ErrInvalid, "not_a_file", "only regular files can be read and written"},
-		{unix.ENOSPC, sandbox.ErrExhausted, "disk_full", "remove files, or give the sandbox a larger disk limit"},
+		{unix.ENOSPC, sandbox.ErrExhausted, "disk_full", "remove files or give the sandbox a larger disk limit; below its limit it is the host that is full: 'sandbox doctor' tells"},
 		{unix.EDQUOT, sandbox.ErrExhausted, "disk_full", "remove files, or give the sandbox a larger disk limit"},
 		{unix.EFBIG, sandbox.ErrTooLarge, "file_too_large", "write less at once"},
 		{unix.EMFILE, sandbox.ErrExhausted, "open_files_exhausted", "end some transfers and try again"},
@@ -171,15 +171,6 @@ func refuseOwn(fd int) error {
 		return sandbox.Errorf(sandbox.ErrForbidden, "permission_denied", "the init's own files in /proc cannot be read")
 	}
 	return nil
-}
-
-// isOwn reports whether a path is of PID 1 in /proc, or of one of its threads,
-// which have directories there that no listing shows.
-func isOwn(name string) bool {
-	rest, ok := strings.CutPrefix(name, "/proc/")
-	number, _, _ := strings.Cut(rest, "/")
-	id, err := strconv.Atoi(number)
-	return ok && err == nil && unix.Tgkill(os.Getpid(), id, 0) == nil
 }
 
 // describe makes the record of an open file; O_PATH does. Its path is name.
@@ -441,7 +432,7 @@ func (j *fileJob) remove() error {
 		if !j.args.Recursive {
 			return unix.Unlinkat(dir, base, unix.AT_REMOVEDIR)
 		}
-		return removeTree(dir, base)
+		return removeTree(dir, base, j.c.stopped)
 	})
 	if err != nil {
 		return fileError("removing", j.args.Path, err)

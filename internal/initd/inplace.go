@@ -16,10 +16,21 @@ import (
 // a part of the new content, or where there was no file, none.
 func (j *fileJob) writeInPlace() error {
 	var f *os.File
-	made := func() {} // takes a file back that was made
+	at, base := -1, "" // where a file was made
+	made := func() {   // takes it back
+		if at >= 0 {
+			_ = j.as(func() error { return unix.Unlinkat(at, base, 0) })
+		}
+	}
+	defer func() {
+		if at >= 0 {
+			_ = unix.Close(at)
+		}
+	}()
 	err := j.as(func() error {
-		dirName, base, err := realTarget(j.args.Path)
-		if err != nil {
+		var dirName string
+		var err error
+		if dirName, base, err = realTarget(j.args.Path); err != nil {
 			return err
 		}
 		dir, err := mkdirAll(dirName, 0o755, j.owner)
@@ -31,11 +42,9 @@ func (j *fileJob) writeInPlace() error {
 		if f, isNew, err = j.openInPlace(dir, base); err != nil || !isNew {
 			return err
 		}
-		if at, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0); err == nil {
-			made = func() {
-				_ = j.as(func() error { return unix.Unlinkat(at, base, 0) })
-				_ = unix.Close(at)
-			}
+		at, err = unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			at = -1
 		}
 		return nil
 	})
@@ -57,6 +66,7 @@ func (j *fileJob) writeInPlace() error {
 	err = j.as(func() (err error) {
 		n := j.names()
 		info, err = describe(int(f.Fd()), j.args.Path, &n)
+		_ = f.Close() // before the answer: what is open for writing cannot be executed
 		return err
 	})
 	if err != nil {

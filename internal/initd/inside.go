@@ -102,7 +102,7 @@ func (a *askers) answer(id int64, line string) error {
 
 // listenInside opens the socket. Whoever was in the network namespace before
 // PID 1 may have the name: then there is none, and all else works.
-func listenInside() (*os.File, error) {
+func listenInside() (*guests, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -115,43 +115,12 @@ func listenInside() (*os.File, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("listening for programs inside: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "inside"), nil
-}
-
-// serveInside takes connections from inside, for good.
-func (s *Server) serveInside(l *os.File) {
-	raw, err := l.SyscallConn()
-	if err != nil {
-		return
-	}
-	for {
-		s.asked.slots <- struct{}{}
-		nfd := -1
-		var aerr error
-		err := raw.Read(func(fd uintptr) bool {
-			nfd, _, aerr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-			return !errors.Is(aerr, unix.EAGAIN)
-		})
-		if err != nil {
-			return
-		}
-		if aerr != nil {
-			<-s.asked.slots
-			<-time.After(10 * time.Millisecond) // as accept does
-			continue
-		}
-		go func() {
-			defer func() { <-s.asked.slots; s.worked() }()
-			f := os.NewFile(uintptr(nfd), "inside")
-			defer f.Close()
-			s.inside(f)
-		}()
-	}
+	return newGuests(os.NewFile(uintptr(fd), "inside"))
 }
 
 // inside serves one connection: line after line.
-func (s *Server) inside(f *os.File) {
-	in := bufio.NewReaderSize(f, answerBufferedBytes)
+func (s *Server) inside(c *guest) {
+	f, in := c.f, bufio.NewReaderSize(c, answerBufferedBytes)
 	for {
 		if f.SetDeadline(time.Now().Add(askReads)) != nil {
 			return

@@ -48,9 +48,13 @@ func program(t *testing.T, s *Server) *os.File {
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "inside"), os.NewFile(uintptr(fds[1]), "program")
 	t.Cleanup(func() { _ = theirs.Close() })
+	raw, err := ours.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
 	go func() {
 		defer ours.Close()
-		s.inside(ours)
+		s.inside(&guest{f: ours, raw: raw})
 	}()
 	_ = theirs.SetDeadline(time.Now().Add(20 * time.Second))
 	return theirs

@@ -129,9 +129,13 @@ func renew(path string, _, _ unix.Stat_t) error {
 	return nil
 }
 
-// empty removes all files of a directory, beside what restore does. Message
-// queues are few: the kernel allows 256 in a namespace (mq_overview(7)).
+// empty removes all files of a directory, beside what restore does: first, for
+// PID 1 has no rights past a mode, and again for the times. Message queues are
+// few: the kernel allows 256 in a namespace (mq_overview(7)).
 func empty(path string, was, now unix.Stat_t) error {
+	if err := restore(path, was, now); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return err

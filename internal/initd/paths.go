@@ -1,13 +1,16 @@
 package initd
 
 import (
+	"errors"
 	"os"
 	"path"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/linux"
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // Every name a user gives is resolved here: working directories, homes,
@@ -54,7 +57,8 @@ func openRoot() (int, error) {
 //
 // The kernel names a directory that the root does not lead to "(unreachable)",
 // and Getcwd then fails: so what was entered is seen from the root, on a mount
-// of the sandbox's own.
+// of the sandbox's own. PID 1's directories in /proc are nobody's: with one of
+// them a child's relative names would be judged before its execve.
 func enterDir(root int, name string) (string, error) {
 	dir, err := resolveIn(root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 	if err != nil {
@@ -70,10 +74,24 @@ func enterDir(root int, name string) (string, error) {
 		leaveDir()
 		return "", err
 	}
-	return string(buf[:n-1]), nil
+	cwd := string(buf[:n-1])
+	if isOwn(cwd) {
+		leaveDir()
+		return "", unix.EACCES
+	}
+	return cwd, nil
 }
 
 func leaveDir() { _ = unix.Chdir("/") }
+
+// isOwn reports whether a path is of PID 1 in /proc, or of one of its threads,
+// which have directories there that no listing shows.
+func isOwn(name string) bool {
+	rest, ok := strings.CutPrefix(name, "/proc/")
+	number, _, _ := strings.Cut(rest, "/")
+	_, err := strconv.Atoi(number)
+	return ok && err == nil && unix.Access("/proc/self/task/"+number, unix.F_OK) == nil
+}
 
 // found reports how a look-up of a program ends for the user.
 func found(root int, name string) error {
@@ -130,6 +148,67 @@ func setAttr(fd int, attr, value string) error {
 }
 func removeAttr(fd int, attr string) error { return unix.Removexattr(fdPath(fd), attr) }
 
-// removeTree removes an entry of a directory with all beneath it. It follows
-// no link.
-func removeTree(dir int, name string) error { return os.RemoveAll(path.Join(fdPath(dir), name)) }
+// removeTree removes an entry of a directory with all beneath it. It follows no
+// link and crosses no mount: where it finds one at once, nothing is removed. One that
+// is renamed into the tree meanwhile ends it there, with EXDEV.
+func removeTree(dir int, name string, stopped func() error) error {
+	at, err := nameOf(dir)
+	if err != nil {
+		return err
+	}
+	if err := refuseMounts(path.Join(at, name), false); err != nil {
+		return err
+	}
+	return linux.RemoveTree(dir, name, stopped)
+}
+
+// refuseMounts refuses a path without links that is a mount or has one in it;
+// with below, also one that lies in a mount other than the root.
+func refuseMounts(name string, below bool) error {
+	list, err := os.ReadFile("/proc/self/mountinfo") // proc_pid_mountinfo(5)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(list)) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[4] == "/" {
+			continue
+		}
+		at := unescapeMount.Replace(f[4])
+		if at == name || strings.HasPrefix(at, name+"/") || below && strings.HasPrefix(name, at+"/") {
+			return sandbox.Errorf(sandbox.ErrConflict, "crosses_mounts", "%.300q and the mount (a volume, a directory of the host, or the kernel's) on %.300q: "+
+				"nothing was removed; name what lies beside the mount, and empty a volume by a command", name, at)
+		}
+	}
+	return nil
+}
+
+var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// ownDir opens a directory that neither a link nor a mount is on the way to;
+// with make, what is missing of it is made.
+func ownDir(name string, make bool) (int, error) {
+	dir, err := openRoot()
+	at := ""
+	for part := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '/' }) {
+		if err != nil {
+			break
+		}
+		at += "/" + part
+		open := func() (int, error) {
+			return resolveIn(dir, part, unix.O_PATH|unix.O_DIRECTORY, 0, unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_XDEV)
+		}
+		var next int
+		if next, err = open(); make && errors.Is(err, unix.ENOENT) {
+			if err = unix.Mkdirat(dir, part, 0o755); err == nil || errors.Is(err, unix.EEXIST) {
+				next, err = open()
+			}
+		}
+		_ = unix.Close(dir)
+		if errors.Is(err, unix.ELOOP) {
+			err = sandbox.Errorf(sandbox.ErrConflict, "crosses_link", "%.300q is a symbolic link in the sandbox: nothing was removed; name the place it leads to", at)
+		}
+		dir = next
+	}
+	return dir, err
+}

@@ -64,6 +64,20 @@ func Prepare() error {
 	// PID 1, which must not open what a workload may have put there.
 	time.Local = time.UTC
 	unix.Umask(0o022)
+	// PID 1 keeps a few descriptors per process; workloads get the limit of the
+	// spec from it. Not libcontainer's to set: the daemon would need
+	// CAP_SYS_RESOURCE over the namespace for it, which not every host gives.
+	if err := setOpenFiles(unix.Rlimit{Cur: 1 << 20, Max: 1 << 20}); err != nil {
+		return fmt.Errorf("limiting open files: %w", err)
+	}
+	var core unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err != nil {
+		return err
+	}
+	core.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
+		return fmt.Errorf("writing no core files: %w", err)
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making PID 1 untraceable: %w", err)
 	}

@@ -27,6 +27,7 @@ type process struct {
 	rec     sandbox.Process
 	exit    *sandbox.ExitStatus
 	group   *procGroup // until it is empty after the end
+	key     keyID      // the idempotency key that started it; zero: none
 	timedAt bool
 	exited  atomic.Bool  // for the pumps
 	parts   atomic.Int32 // the main process and its pumps, as far as they have not ended

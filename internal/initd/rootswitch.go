@@ -181,7 +181,11 @@ func attachExtra(root, mount int, path string) error {
 		_ = unix.Close(dir)
 		dir = next
 	}
-	return unix.MoveMount(mount, "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	err = unix.MoveMount(mount, "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	if errors.Is(err, unix.ENOENT) { // the place was removed since it was opened
+		return placeError("/"+strings.Join(parts, "/"), err)
+	}
+	return err
 }
 
 // placeIn opens a directory, making it where there is nothing.
@@ -206,6 +210,8 @@ func placeError(at string, err error) error {
 		return bad(sandbox.ErrConflict, "%s is a symbolic link in the sandbox: mount at the place it leads to: %w")
 	case errors.Is(err, unix.ENOTDIR):
 		return bad(sandbox.ErrConflict, "%s is no directory in the sandbox: mount elsewhere, or remove it: %w")
+	case errors.Is(err, unix.ENOENT):
+		return bad(sandbox.ErrConflict, "%s was removed by another sandbox of the volume while it was mounted on: try again once that one leaves it alone: %w")
 	case errors.Is(err, unix.EROFS):
 		return bad(sandbox.ErrConflict, "%s is missing and stands in something read-only: make it there first, or mount elsewhere: %w")
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.EOVERFLOW):

@@ -56,7 +56,8 @@ type Server struct {
 	before   atomic.Int64 // the last process's number at the last switch
 	ready    atomic.Bool
 
-	asked *askers
+	asked           *askers
+	askers, sudoers *guests // nil: there is no such socket
 
 	connMu sync.Mutex
 	conns  map[*conn]bool // true: at work in the present root
@@ -128,10 +129,14 @@ func (s *Server) Serve(fd int) error {
 	if err != nil {
 		return fmt.Errorf("using the listening socket: %w", err)
 	}
-	if inside, err := listenInside(); err == nil {
-		go s.serveInside(inside)
+	if g, err := listenInside(); err == nil {
+		s.askers = g
+		go s.serveGuests(g, s.asked.slots, s.inside)
 	}
-	go s.serveSudo()
+	if g, err := listenSudo(); err == nil {
+		s.sudoers = g
+		go s.serveGuests(g, make(chan struct{}, maxSudo), s.sudo)
+	}
 	failed := make(chan error, 1)
 	go func() {
 		failed <- s.accept(raw)
@@ -247,6 +252,8 @@ func (s *Server) dispatch(c *conn, req initproto.Request) error {
 			}
 			return c.reply(struct{}{})
 		})
+	case initproto.OpCloseKeys:
+		return c.reply(initproto.Keys{Keys: s.procs.closeKeys()})
 	case initproto.OpEvents:
 		return with(req, func(a initproto.EventsAfter) error { return s.events(c, a) })
 	}

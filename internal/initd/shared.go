@@ -9,14 +9,15 @@ import (
 
 // sharedMounts are the filesystems that PID 1 mounts itself before it listens,
 // on the /dev its launcher made: one system call each, where the launcher's
-// library needs some seventy. They go along from root to root.
+// library needs some seventy. They go along from root to root. The host has 3,072
+// terminals for all sandboxes (kernel.pty.max less pty.reserve).
 var sharedMounts = []struct {
 	source, path, fstype string
 	flags                uintptr
 	data                 string
 	optional             bool // kernels can be built without it
 }{
-	{"devpts", ptsDir, "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5", false},
+	{"devpts", ptsDir, "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=64", false},
 	{"shm", shmDir, "tmpfs", shmFlags, shmData, false},
 	{"mqueue", mqueueDir, "mqueue", shmFlags, "", true},
 }

@@ -26,6 +26,7 @@ const (
 // forked, and ours.
 type stdio struct {
 	child   []int // stdin, stdout, stderr; plain numbers: nothing here waits on them
+	lent    bool  // child is the caller's to close
 	stdin   *os.File
 	tty     *os.File
 	outputs []*os.File
@@ -136,8 +137,8 @@ func (st *stdio) childFDs() []uintptr {
 }
 
 func (st *stdio) closeChild() {
-	for _, fd := range slices.Compact(st.child) { // a terminal is there three times
-		_ = unix.Close(fd)
+	if !st.lent {
+		closeFDs(slices.Compact(st.child)) // a terminal is there three times
 	}
 	st.child = nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,74 +47,58 @@ type sudoReply struct {
 	Error string `json:"error,omitempty"`
 }
 
-// serveSudo takes those who ask, for good. Whoever was in the network namespace
-// before PID 1 may have the socket's name: then there is no sudo.
-func (s *Server) serveSudo() {
+// listenSudo opens the socket. Whoever was in the network namespace before PID 1
+// may have its name: then there is no sudo.
+func listenSudo() (*guests, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return
+		return nil, err
 	}
 	l := os.NewFile(uintptr(fd), "sudo")
-	defer l.Close()
-	if unix.Bind(fd, &unix.SockaddrUnix{Name: "@" + sudoAddress}) != nil || unix.Listen(fd, maxSudo) != nil {
-		return
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@" + sudoAddress}), unix.Listen(fd, maxSudo)); err != nil {
+		_ = l.Close()
+		return nil, err
 	}
-	raw, err := l.SyscallConn()
-	if err != nil {
-		return
-	}
-	slots := make(chan struct{}, maxSudo)
+	return newGuests(l)
+}
+
+// serveGuests takes guests, so many at once, for good.
+func (s *Server) serveGuests(g *guests, slots chan struct{}, one func(*guest)) {
 	for {
 		slots <- struct{}{}
-		nfd := -1
-		var aerr error
-		err := raw.Read(func(fd uintptr) bool {
-			nfd, _, aerr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-			return !errors.Is(aerr, unix.EAGAIN)
-		})
+		c, err := g.accept()
 		if err != nil {
-			return
-		}
-		if aerr != nil {
 			<-slots
 			<-time.After(10 * time.Millisecond) // as accept does
 			continue
 		}
 		go func() {
-			defer func() { <-slots; s.worked() }()
-			c := &sudoConn{f: os.NewFile(uintptr(nfd), "sudo")}
-			defer c.f.Close()
-			if c.raw, err = c.f.SyscallConn(); err == nil {
-				s.sudo(c)
-			}
+			defer func() { g.leave(c); <-slots; s.worked() }()
+			one(c)
 		}()
 	}
 }
 
-// sudoConn is somebody who asks.
-type sudoConn struct {
-	f   *os.File
-	raw syscall.RawConn
-}
-
 // sudo serves one command from its request to its end.
-func (s *Server) sudo(c *sudoConn) {
+func (s *Server) sudo(c *guest) {
 	_ = c.f.SetReadDeadline(time.Now().Add(requestDeadline))
-	req, fds, err := c.receive()
+	req, err := c.receive()
 	if err != nil {
-		closeFDs(fds)
 		return
 	}
 	_ = c.f.SetReadDeadline(time.Time{})
-	p, err := s.startSudo(c, req, fds) // takes the descriptors
+	p, err := s.startSudo(c, req)
+	c.drop()
 	if err != nil {
 		c.tell(sudoReply{Error: err.Error()})
 		return
 	}
+	left := make(chan struct{})
 	go func() {
+		defer close(left)
 		for {
-			req, fds, err := c.receive()
-			closeFDs(fds)
+			req, err := c.receive()
+			c.drop()
 			if err != nil {
 				// Whoever asked is gone, or told the end: nothing is to be left of it.
 				_ = p.signal(s.procs, unix.SIGKILL)
@@ -128,14 +111,12 @@ func (s *Server) sudo(c *sudoConn) {
 	}()
 	code := s.procs.await(p)
 	c.tell(sudoReply{Exit: &code})
+	_ = c.f.SetReadDeadline(time.Now())
+	<-left
 }
 
-// startSudo checks who asks and starts the command. It takes fds over.
-func (s *Server) startSudo(c *sudoConn, req sudoRequest, fds []int) (*process, error) {
-	defer func() { closeFDs(fds) }()
-	if len(fds) != 3 {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "a command needs 3 descriptors, %d came", len(fds))
-	}
+// startSudo checks who asks and starts the command.
+func (s *Server) startSudo(c *guest, req sudoRequest) (*process, error) {
 	var cred *unix.Ucred
 	var cerr error
 	if err := c.raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
@@ -163,9 +144,12 @@ func (s *Server) startSudo(c *sudoConn, req sudoRequest, fds []int) (*process, e
 		}
 	}
 	return s.startWith(spec, func(sandbox.ProcessSpec, account) (*stdio, error) {
-		st := &stdio{child: fds}
-		fds = nil
-		return st, nil
+		c.mu.Lock() // the root stays until the command is forked, and so do they
+		defer c.mu.Unlock()
+		if c.cut || len(c.fds) != 3 {
+			return nil, sandbox.Errorf(sandbox.ErrInvalid, "bad_request", "a command needs 3 descriptors, %d came", len(c.fds))
+		}
+		return &stdio{child: c.fds, lent: true}, nil
 	})
 }
 
@@ -174,11 +158,15 @@ func (s *Server) startSudo(c *sudoConn, req sudoRequest, fds []int) (*process, e
 func (s *Server) maySudo(uid uint32) (account, error) {
 	s.root.RLock()
 	defer s.root.RUnlock()
-	acc, err := resolveUser(fmt.Sprint(uid), readUserFile("/etc/passwd"), readUserFile("/etc/group"))
+	acc, err := readUser(fmt.Sprint(uid))
 	if err != nil || uid == 0 {
 		return acc, err
 	}
-	gid, ok := groupID(sudoGroup, readUserFile("/etc/group"))
+	group, err := readUserFile("/etc/group")
+	if err != nil {
+		return acc, sandbox.Errorf(sandbox.ErrForbidden, "sudo_denied", "who may use sudo is not known: %w", err)
+	}
+	gid, ok := groupID(sudoGroup, group)
 	for _, g := range acc.groups {
 		if ok && g == gid {
 			return acc, nil
@@ -198,40 +186,42 @@ func (t *table) await(p *process) int {
 }
 
 // receive reads one packet with the descriptors it brings. The end is errEnd.
-func (c *sudoConn) receive() (req sudoRequest, fds []int, err error) {
+func (c *guest) receive() (req sudoRequest, err error) {
 	var buf []byte
-	rerr := c.raw.Read(func(fd uintptr) bool {
+	take := func(fd int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		// No memory is held while there is nothing to read.
 		var n int
-		if n, _, err = unix.Recvfrom(int(fd), nil, unix.MSG_PEEK|unix.MSG_TRUNC); errors.Is(err, unix.EAGAIN) {
-			return false
-		}
-		if err != nil || n == 0 {
-			return true
+		if n, _, err = unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC); err != nil || n == 0 || c.cut {
+			return
 		}
 		if n > maxSudoSays {
 			err = unix.EMSGSIZE
-			return true
+			return
 		}
 		buf = make([]byte, n)
 		oob := make([]byte, unix.CmsgSpace(4*3))
 		oobn, flags := 0, 0
-		_, oobn, flags, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
-		fds = rights(oob[:max(oobn, 0)])
+		_, oobn, flags, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_CMSG_CLOEXEC)
+		c.fds = rights(oob[:max(oobn, 0)])
 		if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			err = unix.EMSGSIZE
 		}
-		return true
+	}
+	rerr := c.raw.Read(func(fd uintptr) bool {
+		prod(func() { take(int(fd)) })
+		return !errors.Is(err, unix.EAGAIN)
 	})
 	switch {
 	case rerr != nil:
-		return req, fds, rerr
+		return req, rerr
 	case err != nil:
-		return req, fds, err
+		return req, err
 	case len(buf) == 0:
-		return req, fds, errEnd
+		return req, errEnd
 	}
-	return req, fds, json.Unmarshal(buf, &req)
+	return req, json.Unmarshal(buf, &req)
 }
 
 // rights returns the descriptors in control data.
@@ -254,7 +244,7 @@ func closeFDs(fds []int) {
 	}
 }
 
-func (c *sudoConn) tell(r sudoReply) {
+func (c *guest) tell(r sudoReply) {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/linux"
 )
 
@@ -20,13 +22,6 @@ var ipcSysctls = []string{
 	"kernel/shmall", "kernel/shmmax", "kernel/shmmni", "kernel/msg_next_id", "kernel/sem_next_id", "kernel/shm_next_id",
 	"fs/mqueue/msg_default", "fs/mqueue/msg_max", "fs/mqueue/msgsize_default", "fs/mqueue/msgsize_max", "fs/mqueue/queues_max",
 }
-
-// pidMax belongs to the pid namespace from Linux 6.14 on, where a new one has
-// the kernel's own bound (PID_MAX_LIMIT); before, only the host may write it.
-const (
-	pidMax      = "kernel/pid_max"
-	pidMaxFresh = "4194304"
-)
 
 // SettingsEnv names the variable of PID 1's environment with what Settings
 // found in a new ipc namespace of the same kernel.
@@ -44,48 +39,59 @@ func Settings() (string, error) {
 	return string(b), err
 }
 
-// sysctls holds the values that a new sandbox has, by path below sysctlDir.
-type sysctls map[string]string
+// sysctls are the settings with the values that a new sandbox has.
+type sysctls []*sysctl
+
+type sysctl struct {
+	name, fresh string
+	fd          int // once it was read in this sandbox: to open it takes four times as long as to read it
+}
 
 func newSysctls() (sysctls, error) {
-	told := os.Getenv(SettingsEnv)
-	if told == "" {
-		return readSysctls()
+	var found map[string]string
+	if told := os.Getenv(SettingsEnv); told != "" {
+		if err := json.Unmarshal([]byte(told), &found); err != nil {
+			return nil, fmt.Errorf("%s: %w", SettingsEnv, err)
+		}
+	} else {
+		var err error
+		if found, err = readSysctls(); err != nil {
+			return nil, err
+		}
 	}
 	var s sysctls
-	if err := json.Unmarshal([]byte(told), &s); err != nil {
-		return nil, fmt.Errorf("%s: %w", SettingsEnv, err)
+	for name, fresh := range found {
+		s = append(s, &sysctl{name: name, fresh: fresh, fd: -1})
 	}
 	return s, nil
 }
 
-func readSysctls() (sysctls, error) {
-	found := sysctls{}
+func readSysctls() (map[string]string, error) {
+	found := map[string]string{}
 	for _, name := range ipcSysctls {
-		v, err := readSysctl(name)
+		v, err := os.ReadFile(sysctlDir + name)
 		switch {
 		case errors.Is(err, os.ErrNotExist):
 		case err != nil:
 			return nil, err
 		default:
-			found[name] = v
+			found[name] = strings.TrimSpace(string(v))
 		}
 	}
-	found[pidMax] = pidMaxFresh
 	return found, nil
 }
 
 // restore gives the settings that a workload may change their values back: on
 // a thread that is the namespaces' root, as they ask for it by its id.
 func (s sysctls) restore() error {
-	changed := sysctls{}
-	for name, want := range s {
-		now, err := readSysctl(name)
+	var changed sysctls
+	for _, v := range s {
+		now, err := v.read()
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		if err == nil && now != want {
-			changed[name] = want
+		if err == nil && now != v.fresh {
+			changed = append(changed, v)
 		}
 	}
 	if len(changed) == 0 {
@@ -95,9 +101,8 @@ func (s sysctls) restore() error {
 		if err := linux.SetThreadEUID(0); err != nil {
 			return err
 		}
-		for name, want := range changed {
-			err := os.WriteFile(sysctlDir+name, []byte(want), 0)
-			if err != nil && (name != pidMax || !notOurs(err)) {
+		for _, v := range changed {
+			if err := os.WriteFile(sysctlDir+v.name, []byte(v.fresh), 0); err != nil {
 				return err
 			}
 		}
@@ -105,7 +110,18 @@ func (s sysctls) restore() error {
 	})
 }
 
-func readSysctl(name string) (string, error) {
-	b, err := os.ReadFile(sysctlDir + name)
-	return strings.TrimSpace(string(b)), err
+func (v *sysctl) read() (string, error) {
+	path := sysctlDir + v.name
+	if v.fd < 0 {
+		var err error
+		if v.fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return "", &os.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
+	var buf [128]byte // the longest are four numbers of 32 bits
+	n, err := unix.Pread(v.fd, buf[:], 0)
+	if err != nil {
+		return "", &os.PathError{Op: "read", Path: path, Err: err}
+	}
+	return strings.TrimSpace(string(buf[:n])), nil
 }

@@ -49,6 +49,10 @@ type table struct {
 	// one takes longer than all else PID 1 does for a short command.
 	spare    *procGroup
 	groupSeq int64
+
+	keys       map[keyID]keyed // commands that idempotency keys have started
+	keyOrder   []keyID         // by age
+	keysClosed bool            // the sandbox is being stopped: no key starts anything
 }
 
 func newTable() *table {
@@ -121,6 +125,7 @@ func (t *table) collect() {
 		}
 		delete(t.byPID, pid)
 		p.endedLocked(ws, time.Now())
+		t.keyEndedLocked(p)
 		if ws.Signal() == unix.SIGKILL {
 			// If that was the host's cgroup.kill above us, it hit the spare
 			// and this process's cgroup too: see procGroup.killed.

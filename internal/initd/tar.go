@@ -181,7 +181,12 @@ func (j *fileJob) tarIn() error {
 		}
 		in := &upload{c: j.c}
 		u := &unpacker{root: fd, owner: j.acc.uid == 0}
-		if err := u.unpack(tar.NewReader(in)); err != nil {
+		r := tar.NewReader(in)
+		h, err := nextHeader(r)
+		if err == nil {
+			err = u.unpack(h, r)
+		}
+		if err != nil {
 			return err
 		}
 		_, err = io.Copy(io.Discard, in) // padding after the archive's end
@@ -193,11 +198,58 @@ func (j *fileJob) tarIn() error {
 	return j.c.reply(struct{}{})
 }
 
+// reset removes what is at a path and puts there what an archive has under its
+// last name, which may be nothing. Both are done in one directory, opened once,
+// with no link and no mount on the way to it. Before the archive has begun,
+// nothing is removed.
+func (j *fileJob) reset() error {
+	err := j.as(func() error {
+		parent, base := path.Split(j.args.Path)
+		if err := refuseMounts(j.args.Path, true); err != nil {
+			return err
+		}
+		dir, err := ownDir(parent, false)
+		missing := errors.Is(err, unix.ENOENT)
+		if err != nil && !missing {
+			return err
+		}
+		defer func() { _ = unix.Close(dir) }()
+		if j.args.Check {
+			return nil
+		}
+		if err := j.c.reply(struct{}{}); err != nil {
+			return err
+		}
+		in := &upload{c: j.c}
+		r := tar.NewReader(in)
+		h, err := nextHeader(r)
+		if err == nil && !missing {
+			err = removeTree(dir, base, j.c.stopped)
+		}
+		if err == nil && missing && h != nil {
+			dir, err = ownDir(parent, true)
+		}
+		if err == nil && h != nil {
+			err = (&unpacker{root: dir, owner: j.acc.uid == 0, also: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}).unpack(h, r)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, in)
+		return err
+	})
+	if err != nil {
+		return fileError("resetting", j.args.Path, err)
+	}
+	return j.c.reply(struct{}{})
+}
+
 // unpacker keeps every name of an archive under root: links may be followed
 // as far as they stay there.
 type unpacker struct {
 	root  int
-	owner bool // ids come from the archive
+	owner bool   // ids come from the archive
+	also  uint64 // resolve flags, beside those of entry
 	dirs  []dirTimes
 }
 
@@ -207,18 +259,9 @@ type dirTimes struct {
 	at   time.Time
 }
 
-func (u *unpacker) unpack(r *tar.Reader) error {
-	for {
-		h, err := r.Next()
-		if isEOF(err) {
-			return u.finishDirs()
-		}
-		if err != nil {
-			if _, ok := errors.AsType[*sandbox.Error](err); ok {
-				return err
-			}
-			return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
-		}
+// unpack begins with h, the first header, which is nil in an empty archive.
+func (u *unpacker) unpack(h *tar.Header, r *tar.Reader) (err error) {
+	for ; h != nil; h, err = nextHeader(r) {
 		if err := u.entry(h, r); err != nil {
 			if errors.Is(err, unix.EXDEV) {
 				return sandbox.Errorf(sandbox.ErrInvalid, "archive_escapes", "archive entry %.200q leads out of the directory: %w", h.Name, err)
@@ -226,6 +269,22 @@ func (u *unpacker) unpack(r *tar.Reader) error {
 			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
 	}
+	if err != nil {
+		return err
+	}
+	return u.finishDirs()
+}
+
+// nextHeader returns none at the end.
+func nextHeader(r *tar.Reader) (*tar.Header, error) {
+	h, err := r.Next()
+	if isEOF(err) {
+		return nil, nil
+	}
+	if _, ok := errors.AsType[*sandbox.Error](err); err != nil && !ok {
+		err = sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "reading the archive: %w", err)
+	}
+	return h, err
 }
 
 // relative makes an archive's name one without leading slash or "..".
@@ -272,7 +331,7 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 
 // parent opens the directory of an entry, making what is missing.
 func (u *unpacker) parent(name string) (int, error) {
-	fd, err := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
+	fd, err := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 	if !errors.Is(err, unix.ENOENT) || name == "." {
 		return fd, err
 	}
@@ -284,13 +343,13 @@ func (u *unpacker) parent(name string) (int, error) {
 	if err := unix.Mkdirat(up, path.Base(name), 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}
-	return entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
+	return entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 }
 
 func (u *unpacker) directory(dir int, base, name string, h *tar.Header) error {
 	err := unix.Mkdirat(dir, base, 0o700)
 	if errors.Is(err, unix.EEXIST) {
-		fd, oerr := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
+		fd, oerr := entry(u.root, name, unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 		if oerr != nil {
 			return oerr
 		}
@@ -334,7 +393,7 @@ func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) err
 
 func (u *unpacker) hardLink(dir int, base string, h *tar.Header) error {
 	target := relative(h.Linkname)
-	from, err := entry(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, 0)
+	from, err := entry(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 	if err != nil {
 		return err
 	}
@@ -362,7 +421,7 @@ func setTime(dir int, base string, at time.Time) error {
 func (u *unpacker) finishDirs() error {
 	for _, d := range slices.Backward(u.dirs) {
 
-		fd, err := entry(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, 0)
+		fd, err := entry(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 		if err != nil {
 			return err
 		}

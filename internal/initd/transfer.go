@@ -189,6 +189,7 @@ func (j *fileJob) write() error {
 		}
 		n := j.names()
 		info, err = describe(int(nf.f.Fd()), j.args.Path, &n)
+		nf.discard() // before the answer: what is open for writing cannot be executed
 		return err
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package initd
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,7 +72,7 @@ func (c *userCache) lookup(user string) (account, error) {
 	if c.known && c.user == user && c.passwd == passwd && c.group == group {
 		return c.acc, nil
 	}
-	acc, err := resolveUser(user, readUserFile("/etc/passwd"), readUserFile("/etc/group"))
+	acc, err := readUser(user)
 	c.known = err == nil && settledP && settledG
 	c.user, c.passwd, c.group, c.acc = user, passwd, group, acc
 	return acc, err
@@ -84,12 +85,31 @@ func (c *userCache) forget() {
 	c.mu.Unlock()
 }
 
+// readUser is lookup without what is remembered.
+func readUser(user string) (account, error) {
+	passwd, perr := readUserFile("/etc/passwd")
+	group, gerr := readUserFile("/etc/group")
+	acc, err := resolveUser(user, passwd, group)
+	if rerr := errors.Join(perr, gerr); err != nil && rerr != nil {
+		err = sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q was not found: %w; mend the file in the sandbox as user 0, or name a number", user, rerr)
+	}
+	return acc, err
+}
+
+// resolveUser takes digits for an id and nothing else, also where a user or a
+// group has a name of digits (CVE-2016-3697).
 func resolveUser(user, passwd, group string) (account, error) {
 	name, gidPart, hasGID := strings.Cut(user, ":")
+	if name == "" && hasGID {
+		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q names a group and no user: write USER:GROUP, as 0%.60s", user, user)
+	}
 	if name == "" {
 		name = "0"
 	}
 	uid, numeric := parseID(name)
+	if !numeric && isDigits(name) {
+		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q: ids of a sandbox go from 0 to %d", name, maxID)
+	}
 	acc := account{name: name, uid: uid, home: "/", shell: "/bin/sh"}
 	found := false
 	for line := range strings.Lines(passwd) {
@@ -99,7 +119,7 @@ func resolveUser(user, passwd, group string) (account, error) {
 		}
 		u, okU := parseID(f[2])
 		g, okG := parseID(f[3])
-		if okU && okG && (f[0] == name || numeric && u == uid) {
+		if okU && okG && (numeric && u == uid || !numeric && f[0] == name) {
 			acc = account{name: f[0], uid: u, gid: g, home: f[5], shell: f[6]}
 			found = true
 			break
@@ -137,9 +157,11 @@ func parseID(s string) (uint32, bool) {
 	return uint32(n), err == nil && n <= maxID
 }
 
+func isDigits(s string) bool { return strings.Trim(s, "0123456789") == "" }
+
 func groupID(s, group string) (uint32, bool) {
-	if g, ok := parseID(s); ok {
-		return g, true
+	if g, ok := parseID(s); ok || isDigits(s) {
+		return g, ok
 	}
 	for line := range strings.Lines(group) {
 		f := strings.Split(strings.TrimRight(line, "\n"), ":")
@@ -172,7 +194,9 @@ type names struct {
 }
 
 func loadNames() names {
-	return names{users: idNames(readUserFile("/etc/passwd")), groups: idNames(readUserFile("/etc/group"))}
+	users, _ := readUserFile("/etc/passwd")
+	groups, _ := readUserFile("/etc/group")
+	return names{users: idNames(users), groups: idNames(groups)}
 }
 
 func idNames(file string) map[uint32]string {
@@ -191,17 +215,25 @@ func idNames(file string) map[uint32]string {
 	return m
 }
 
-// readUserFile returns the beginning of a regular file of the user's root,
-// or nothing: whatever stands there instead must neither block nor fill PID 1.
-func readUserFile(path string) string {
+// readUserFile returns the beginning of a regular file of the user's root, and
+// why that is not all: whatever stands there instead must neither block nor fill
+// PID 1. A missing one is empty.
+func readUserFile(path string) (string, error) {
+	bad := func(why error) error { return fmt.Errorf("the sandbox's %s cannot be read: %w", path, why) }
 	fd, err := open(path, unix.O_RDONLY)
+	if errors.Is(err, unix.ENOENT) {
+		return "", nil
+	}
 	if err != nil {
-		return ""
+		return "", bad(err)
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return ""
+	if err := unix.Fstat(fd, &st); err != nil {
+		return "", bad(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "", bad(errors.New("it is no regular file"))
 	}
 	b := make([]byte, min(st.Size, maxUserFile))
 	got := 0
@@ -210,10 +242,16 @@ func readUserFile(path string) string {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || n <= 0 {
+		if err != nil {
+			return string(b[:got]), bad(err)
+		}
+		if n <= 0 {
 			break
 		}
 		got += n
 	}
-	return string(b[:got])
+	if st.Size > maxUserFile {
+		return string(b[:got]), bad(errors.New("it is longer than 1 MiB"))
+	}
+	return string(b[:got]), nil
 }

@@ -9,7 +9,7 @@ import (
 
 const (
 	passwd = "root:x:0:0:root:/root:/bin/bash\nbroken line\nbig:x:70000:1::/:/bin/sh\nalice:x:1000:1001:A:/home/alice:\nbare:x:7:7:::\n"
-	groups = "root:x:0:\nvideo:x:44:bob,alice\nhuge:x:99999:alice\nstaff:x:50:alice\nbad\n"
+	groups = "root:x:0:\nvideo:x:44:bob,alice\nhuge:x:99999:alice\nstaff:x:50:alice\nbad\n70000:x:0:\n"
 )
 
 func TestResolveUser(t *testing.T) {
@@ -33,6 +33,14 @@ func TestResolveUser(t *testing.T) {
 		{"big", passwd, account{}, false},
 		{"70000", passwd, account{}, false},
 		{"-1", passwd, account{}, false},
+		{":5", passwd, account{}, false},
+		{"alice:", passwd, account{}, false},
+		{"1000", "1000:x:0:0::/:/bin/sh\n", account{"1000", 1000, 0, []uint32{0}, "/", "/bin/sh"}, true},
+		{"1000:1000", "1000:x:0:0::/:/bin/sh\n", account{"1000", 1000, 1000, []uint32{1000}, "/", "/bin/sh"}, true},
+		{"1000", "1000:x:0:0::/:/bin/sh\nalice:x:1000:1001::/home/alice:\n", account{"alice", 1000, 1001, []uint32{1001, 44, 50}, "/home/alice", "/bin/sh"}, true},
+		{"70000", "70000:x:0:0::/:/bin/sh\n", account{}, false},
+		{"alice:70000", passwd, account{}, false},
+		{"x1000", "x1000:x:0:0::/:/bin/sh\n", account{"x1000", 0, 0, []uint32{0}, "/", "/bin/sh"}, true}, // the control: a name
 	}
 	for _, c := range cases {
 		got, err := resolveUser(c.user, c.passwd, groups)

@@ -39,8 +39,9 @@ type worker struct {
 	jobs    chan forkJob
 	profile sandbox.Capabilities
 	token   linux.ForkToken // its thread's alone: lets it use clone3
-	groups  []uint32        // the thread's own
-	root    bool            // user 0 is the thread's own
+	// What the thread is to files.
+	fsuid, fsgid uint32
+	groups       []uint32
 }
 
 type forkJob struct {
@@ -67,7 +68,8 @@ func startWorker(profile sandbox.Capabilities, filter []byte) (*worker, error) {
 		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_capabilities", "capabilities %.40q: use root or none", profile)
 	}
 	fsuid, _ := unix.SetfsuidRetUid(-1) // an id that cannot be set only asks
-	w := &worker{jobs: make(chan forkJob), profile: profile, root: fsuid == 0}
+	fsgid, _ := unix.SetfsgidRetGid(-1)
+	w := &worker{jobs: make(chan forkJob), profile: profile, fsuid: uint32(fsuid), fsgid: uint32(fsgid)}
 	groups, err := os.Getgroups()
 	if err != nil {
 		return nil, restrictError(err)
@@ -140,35 +142,44 @@ func (w *worker) enter() error {
 }
 
 // A child that is stopped gets on after forkLook, if only once; it is killed
-// after maxStopped looks that found it so.
+// after maxStopped looks that found it so, or maxAsleep that found it asleep.
 const (
 	forkLook   = 50 * time.Millisecond
 	maxStopped = 20
+	maxAsleep  = 40
 )
+
+// errStalled is a child that waited too long for another process.
+var errStalled = errors.New("the child did not come through its execve")
 
 // fork starts one workload. Until its execve others in the sandbox may stop the
 // child, as any process of the same user or of root's, and the thread with it:
-// so the caller looks after it. A child that is slow for other reasons has the
-// time it takes.
+// so the caller looks after it. Others may also have it wait, by a lease on the
+// program (fcntl(2), F_SETLEASE): it is asleep then as nothing else in a start is
+// for long. A child that is slow for other reasons has the time it takes.
 func (w *worker) fork(j forkJob) (int, error) {
 	done := make(chan forkResult, 1)
 	j.done, j.under = done, new(linux.Forking)
 	w.jobs <- j
-	for stopped := 0; ; {
+	for stopped, asleep := 0, 0; ; {
 		select {
 		case r := <-done:
 			return r.pid, r.err
 		case <-time.After(forkLook):
 		}
-		j.under.Look(func(pid int) {
-			switch state := processState(pid); {
-			case state != "T" && state != "t" && state != "":
-			case stopped < maxStopped:
-				stopped++
+		j.under.Look(func(pid int) error {
+			switch processState(pid) {
+			case "S":
+				if asleep++; asleep > maxAsleep {
+					return errStalled
+				}
+			case "T", "t", "":
+				if stopped++; stopped > maxStopped {
+					return linux.ErrEndedEarly
+				}
 				_ = unix.Kill(pid, unix.SIGCONT)
-			default:
-				_ = unix.Kill(pid, unix.SIGKILL)
 			}
+			return nil
 		})
 	}
 }
@@ -258,23 +269,21 @@ func enterAny(root int, dirs []string) (cwd string, err error) {
 	return "", err
 }
 
-// fileCapabilities pass by the rights of files. Of those users, only 0 has any.
-var fileCapabilities = []uint{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
-
-// as runs f with the rights over files that a child of the user's will have.
+// as runs f with the rights over files that a child of the user's will have. The
+// kernel takes the file capabilities from another file system user than root and
+// gives them back to root (capabilities(7)): of those users, only 0 has any.
 func (w *worker) as(acc account, f func() error) error {
-	if w.root && acc.uid == 0 && acc.gid == 0 && len(acc.groups) <= 1 {
+	if w.fsuid == 0 && acc.uid == 0 && acc.gid == 0 && len(acc.groups) <= 1 {
 		return f() // what the thread is
 	}
 	if err := linux.SetThreadGroups(acc.groups); err != nil {
 		return err
 	}
-	var without []uint
-	if acc.uid != 0 {
-		without = fileCapabilities
+	err := linux.SetFSIDs(acc.uid, acc.gid)
+	if err == nil {
+		err = f()
 	}
-	err := linux.WithFSIDs(acc.uid, acc.gid, f, without...)
-	return errors.Join(err, linux.SetThreadGroups(w.groups))
+	return errors.Join(err, linux.SetFSIDs(w.fsuid, w.fsgid), linux.SetThreadGroups(w.groups))
 }
 
 // stop ends the thread. No fork may be under way or follow.

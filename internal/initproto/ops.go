@@ -34,6 +34,8 @@ const (
 	OpTarIn     = "tar_in"
 	OpSetAttrs  = "set_attrs"
 	OpInput     = "input"
+	OpCloseKeys = "close_keys"
+	OpReset     = "reset"
 )
 
 // Request is the payload of an operation's first frame.
@@ -82,6 +84,7 @@ type Configure struct {
 	IfIdle       bool                 `json:"if_idle,omitempty"` // take the root only if no process runs in the one before, and go on with all else
 	Extra        []string             `json:"extra,omitempty"`   // where the extra mounts go
 	Entries      bool                 `json:"entries,omitempty"` // programs find sbx, which enters costs and revenue
+	Keys         []byte               `json:"keys,omitempty"`    // what the PID 1 before this one replied to close_keys; counts the first time
 }
 
 // Prepare carries what a configuration will need and can have before it.
@@ -107,10 +110,28 @@ type Configured struct {
 	Before int64 `json:"before"`
 }
 
-// Exec starts a process; with Attach its output follows on the connection.
+// Exec starts a process; with Attach its output follows on the connection. With
+// a Key that has started one before, that is the process, with its output from
+// the beginning.
 type Exec struct {
 	Spec   sandbox.ProcessSpec `json:"spec"`
 	Attach bool                `json:"attach,omitempty"`
+	Key    []byte              `json:"key,omitempty"` // KeySize bytes: the hash of an idempotency key, and that of its command
+}
+
+// The sizes of idempotency keys, in bytes, and how many PID 1 remembers.
+const (
+	KeyIDSize    = 16
+	KeyHashSize  = 8
+	KeySize      = KeyIDSize + KeyHashSize
+	KeyEntrySize = KeySize + 8
+	MaxKeys      = 8192
+)
+
+// Keys is the reply to close_keys, after which PID 1 starts no command with a
+// new key: entries of KeyEntrySize, which only a PID 1 reads.
+type Keys struct {
+	Keys []byte `json:"keys"`
 }
 
 // Attach reads a process's output from Offset on; negative means from the
@@ -190,6 +211,7 @@ type File struct {
 	Limit     int64  `json:"limit,omitempty"`
 	Mode      uint32 `json:"mode,omitempty"`
 	Recursive bool   `json:"recursive,omitempty"`
+	Check     bool   `json:"check,omitempty"` // of a reset: only tell whether it may be
 
 	Attrs map[string]string `json:"attrs,omitempty"`
 }

@@ -65,17 +65,21 @@ var ErrEndedEarly = errors.New("the child was killed before its execve")
 // Forking is the child of a fork that is under way. The thread that forks can
 // do nothing for it: it waits in the kernel.
 type Forking struct {
-	mu  sync.Mutex
-	pid int32 // the kernel writes it; 0 before and after
+	mu     sync.Mutex
+	pid    int32 // the kernel writes it; 0 before and after
+	killed error // why
 }
 
 // Look calls f with the child's pid, if the fork is under way: the number
-// cannot pass to another process meanwhile.
-func (k *Forking) Look(f func(pid int)) {
+// cannot pass to another process meanwhile. If f returns an error, the child is
+// killed and ForkExec returns that error.
+func (k *Forking) Look(f func(pid int) error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if pid := atomic.LoadInt32(&k.pid); pid != 0 {
-		f(int(pid))
+	if pid := atomic.LoadInt32(&k.pid); pid != 0 && k.killed == nil {
+		if k.killed = f(int(pid)); k.killed != nil {
+			_ = unix.Kill(int(pid), unix.SIGKILL)
+		}
 	}
 }
 
@@ -129,10 +133,13 @@ func ForkExec(path string, argv []string, attr *syscall.ProcAttr, token ForkToke
 	if errno != 0 {
 		return 0, errno
 	}
-	err = c.err
-	if c.err == 0 && c.execs {
+	err = under.killed
+	switch {
+	case c.err != 0:
+		err = c.err
+	case err == nil && c.execs:
 		return int(r), nil
-	} else if c.err == 0 {
+	case err == nil:
 		err = ErrEndedEarly
 	}
 	// Its end is nobody else's to take.

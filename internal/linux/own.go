@@ -6,9 +6,10 @@ import (
 	"net/netip"
 )
 
-// OwnAddress reports whether addr is an address of an interface of the calling
-// process's network namespace, also where it is an IPv4 address in IPv6 form:
-// a connection to it ends on this host.
+// OwnAddress reports whether a connection to addr ends on this host: whether it
+// is an address of an interface of the calling process's network namespace, also
+// as an IPv4 address in IPv6 form, or the host's own by a route alone (see
+// Foreign; of IPv4).
 func OwnAddress(addr netip.Addr) (bool, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -22,5 +23,9 @@ func OwnAddress(addr netip.Addr) (bool, error) {
 			}
 		}
 	}
-	return false, nil
+	if !addr.Is4() {
+		return false, nil
+	}
+	foreign, err := Foreign(addr)
+	return !foreign, err
 }

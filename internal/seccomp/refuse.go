@@ -35,6 +35,11 @@ var refusals = []refusal{
 	// TIOCLINUX; legacy_tiocsti exists from Linux 6.2 only).
 	{call: unix.SYS_IOCTL, arg: 1, values: []uint32{unix.TIOCSTI, unix.TIOCLINUX}, errno: unix.EPERM},
 
+	// Whoever opens or executes a file with a lease on it waits up to 45 s
+	// (fs.lease-break-time), in each sandbox that shares it. EINVAL is what a
+	// filesystem without leases answers.
+	{call: unix.SYS_FCNTL, arg: 1, values: []uint32{unix.F_SETLEASE, unix.F_SETDELEG}, errno: unix.EINVAL},
+
 	{call: unix.SYS_SOCKET, values: []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}, except: true, errno: unix.EAFNOSUPPORT},
 	{
 		call: unix.SYS_SOCKET, arg: 2, values: []uint32{unix.NETLINK_ROUTE}, except: true, errno: unix.EPROTONOSUPPORT,

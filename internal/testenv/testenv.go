@@ -45,7 +45,7 @@ var (
 	Landlock          = feature("landlock", probeLandlock)  // Landlock, ABI 2 or later
 	NFT               = feature("nft", probeNFT)            // an nftables inet table in a new network namespace
 	Netem             = feature("netem", probeNetem)        // sch_netem, which delays and loses packets
-	Compiler          = feature("compiler", probeCompiler)  // Go or gcc in /usr, where the host image shows it
+	Compiler          = feature("compiler", probeCompiler)  // gcc in /usr, where the host image shows it
 	Systemd           = feature("systemd", probeSystemd)    // systemd as process 1, and dpkg
 	all               = []*Feature{Root, Cgroup2, CgroupControllers, Userns, Overlay, XFS, Quota, Landlock, NFT, Netem, Compiler, Systemd}
 )

@@ -4,7 +4,9 @@ package guest_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -99,6 +101,19 @@ func TestAnAgentWorksForAUser(t *testing.T) {
 			t.Errorf("%s leads to %+v", info.Name, info.Leads)
 		}
 	}
+	// As docs/E2B.md says, and as E2B's own agent does it: a link of the user's is followed with root's rights.
+	b.sh("install -d -o 1000 /srv/hers; echo of root >/srv/closed; chmod 600 /srv/closed; ln -s /srv/closed /srv/hers/link; chown -h 1000 /srv/hers/link")
+	if _, err := readAll(t, b, "alice", "/srv/hers/link"); !errors.Is(sandbox.ClassOf(err), sandbox.ErrForbidden) {
+		t.Errorf("alice herself read it: %v", err)
+	}
+	if _, r, err := a.Read(ctx(t), "", "/srv/hers/link", 0, -1); err != nil {
+		t.Errorf("read through her link: %v", err)
+	} else if got, err := io.ReadAll(r); err != nil || string(got) != "of root\n" || r.Close() != nil {
+		t.Errorf("read through her link: %q %v", got, err)
+	}
+	if info, err = a.Write(ctx(t), "", "/srv/hers/link", 0, strings.NewReader("changed")); err != nil || info.UID != 1000 || info.Mode != 0o600 {
+		t.Errorf("written through her link: %+v %v", info, err)
+	}
 	if _, err := b.Agent("nobody there").Stat(ctx(t), "", "/"); sandbox.CodeOf(err) != "unknown_user" {
 		t.Errorf("an unknown user: %v", err)
 	}
@@ -138,4 +153,43 @@ func TestInputArrivesInOrder(t *testing.T) {
 	if err := p.Feed(ctx(t), []byte("late"), false); sandbox.CodeOf(err) != "stdin_closed" {
 		t.Errorf("to one that has ended: %v", err)
 	}
+}
+
+// TestAgentWritesLeaveNothingOpen: files that are made, replaced or broken off
+// leave PID 1 no descriptor. The control keeps one file open.
+func TestAgentWritesLeaveNothingOpen(t *testing.T) {
+	b, _ := newRooted(t)
+	open := func() int {
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	a := b.Agent("alice")
+	write := func(i int, r io.Reader) error {
+		_, err := a.Write(ctx(t), "", fmt.Sprintf("/srv/f%d", i), 0, r)
+		return err
+	}
+	if err := write(0, strings.NewReader("warm")); err != nil {
+		t.Fatal(err)
+	}
+	before := open()
+	r, w := io.Pipe()
+	kept := make(chan error)
+	go func() { kept <- write(1, r) }()
+	testenv.Eventually(t, 10*time.Second, "the control: a file is open", func() bool { return open() > before })
+	_ = w.Close()
+	if err := <-kept; err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		if err := write(i, strings.NewReader("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := write(100+i, iotest.ErrReader(io.ErrUnexpectedEOF)); err == nil {
+			t.Fatal("a write that broke off is none")
+		}
+	}
+	testenv.Eventually(t, 10*time.Second, "all is closed", func() bool { return open() <= before+8 })
 }

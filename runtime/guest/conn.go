@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync"
@@ -39,14 +38,11 @@ func (g *Guest) patience(op string) time.Duration {
 		return g.hurry
 	case op == initproto.OpPing:
 		return pingTimeout
-	case op == initproto.OpRemove, op == initproto.OpInput: // as long as a process does not read
+	case op == initproto.OpRemove, op == initproto.OpReset, op == initproto.OpInput: // as long as a process does not read
 		return removeTimeout
 	}
 	return replyTimeout
 }
-
-// maxSunPath is the longest socket path the kernel takes (unix(7)).
-const maxSunPath = 107
 
 // Guest is one sandbox's PID 1. It is safe for concurrent use.
 type Guest struct {
@@ -54,6 +50,9 @@ type Guest struct {
 	path  string
 	hurry time.Duration // for tests: in place of patience
 	spare spares
+
+	mu   sync.Mutex
+	sock *os.File // guarded by mu; see socket
 }
 
 // New returns the guest whose PID 1 listens on socketPath, which may be of
@@ -74,7 +73,7 @@ type conn struct {
 	ctx   context.Context
 	timed bool        // a deadline is set
 	over  atomic.Bool // closed or given back
-	ended bool        // PID 1 waits for another request
+	ended atomic.Bool // PID 1 waits for another request
 }
 
 func unreachable(err error) error {
@@ -109,19 +108,36 @@ func (g *Guest) connect(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-func (g *Guest) dial(ctx context.Context) (*conn, error) {
-	path := g.path
-	if len(path) > maxSunPath {
-		dir, err := os.Open(filepath.Dir(path))
-		if err != nil {
-			return nil, unreachable(err)
+// socket returns what PID 1 listens on: still the one of before where its name is
+// gone, as when somebody cleaned up in /run.
+func (g *Guest) socket() (*os.File, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	is, err := os.Lstat(g.path)
+	if err == nil && g.sock != nil {
+		was, serr := g.sock.Stat()
+		if serr == nil && os.SameFile(was, is) {
+			return g.sock, nil
 		}
-		defer dir.Close()
-		path = "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + filepath.Base(path)
-		defer runtime.KeepAlive(dir)
 	}
+	if err == nil || g.sock == nil {
+		f, err := os.OpenFile(g.path, unix.O_PATH|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			return nil, err
+		}
+		g.sock = f // the one of before is closed when nobody uses it
+	}
+	return g.sock, nil
+}
+
+func (g *Guest) dial(ctx context.Context) (*conn, error) {
+	sock, err := g.socket()
+	if err != nil {
+		return nil, unreachable(err)
+	}
+	defer runtime.KeepAlive(sock)
 	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", path)
+	nc, err := d.DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(int(sock.Fd())))
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctxError(ctx)
@@ -152,7 +168,7 @@ func (c *conn) Close() error {
 		return nil
 	}
 	fine := c.stop()
-	if fine && c.ended && c.wmu.TryLock() {
+	if fine && c.ended.Load() && c.wmu.TryLock() {
 		fresh := &conn{UnixConn: c.UnixConn, g: c.g, in: c.in, timed: c.timed}
 		c.wmu.Unlock()
 		fresh.within(0)
@@ -242,7 +258,7 @@ func (c *conn) last() {
 		return
 	}
 	_, err = initproto.ReadFrame(c.in, initproto.Init, nil)
-	c.ended = err == nil
+	c.ended.Store(err == nil) // the last that is done with c.in
 }
 
 // request is initproto.Request with its arguments not yet encoded.

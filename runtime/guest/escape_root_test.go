@@ -76,8 +76,8 @@ func cannotReachInit(t *testing.T, b *box) {
 		{"sysctl", "echo 1 > /proc/sys/user/max_user_namespaces", "cat /proc/sys/user/max_user_namespaces"},
 		{"raw socket", "python3 -c 'import socket; socket.socket(2,3,1)'", "python3 -c 'import socket; socket.socket(2,1)'"},
 		{
-			"signal forged by queue", "python3 -c 'import ctypes; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(11,0,-1); import sys; sys.exit(l.syscall(129,1,11,b)!=0)'",
-			"python3 -c 'import ctypes,os; l=ctypes.CDLL(None,use_errno=True); b=(ctypes.c_int*32)(0,0,-1); import sys; sys.exit(l.syscall(129,os.getpid(),0,b)!=0)'",
+			"signal forged by queue", `perl -e '$b=pack("i3x116",11,0,-1); exit(syscall(129,1,11,$b)!=0)'`,
+			`perl -e '$b=pack("i3x116",0,0,-1); exit(syscall(129,$$+0,0,$b)!=0)'`,
 		},
 	} {
 		r, err := b.run(argv("sh", "-c", a.forbidden))
@@ -97,13 +97,10 @@ func TestInitOutlivesSignalsFromItsOwnUser(t *testing.T) {
 	b, _ := newRooted(t)
 	// By a directory of /proc as a pidfd the filter sees no number. On old
 	// kernels the signal arrives; it must then do nothing.
-	script := `import os,signal,ctypes
-l=ctypes.CDLL(None,use_errno=True)
-fd=os.open("/proc/1",os.O_RDONLY|os.O_DIRECTORY)
-for s in list(range(1,32))+[40,64]:
-    l.syscall(424,fd,s,None,0)
+	script := `sysopen(my $pid1, "/proc/1", 0200000) or die "open: $!";
+syscall(424, fileno($pid1), $_, 0, 0) for 1..31, 40, 64;
 `
-	r, err := b.run(argv("python3", "-c", script))
+	r, err := b.run(argv("perl", "-e", script))
 	if err != nil || r.exit.Code != 0 {
 		t.Fatalf("%+v %v", r, err)
 	}

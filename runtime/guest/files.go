@@ -112,6 +112,17 @@ func (f files) TarIn(ctx context.Context, user, path string, r io.Reader) error 
 	return f.upload(ctx, initproto.OpTarIn, initproto.File{User: user, Owner: f.owner, Path: path}, r, nil)
 }
 
+// Reset replaces what is at a path, through no link and across no mount, by what
+// a tar shows under the path's last name: as root of the sandbox, and processes
+// go on. Without r it only tells whether that may be.
+func (g *Guest) Reset(ctx context.Context, path string, r io.Reader) error {
+	a := initproto.File{User: "0", Path: path, Check: r == nil}
+	if a.Check {
+		return g.do(ctx, initproto.OpReset, a, nil)
+	}
+	return g.upload(ctx, initproto.OpReset, a, r, nil)
+}
+
 // upload sends r after PID 1 has agreed, and takes the verdict. A failure of
 // r hangs up, which PID 1 takes for a broken stream.
 func (f files) upload(ctx context.Context, op string, a initproto.File, r io.Reader, reply any) error {

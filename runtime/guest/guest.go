@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +54,7 @@ type Config struct {
 	Furnished    bool                 // the root's /etc says all that already: nothing is written
 	KeepEnded    int                  // ended processes kept; 0 means 64
 	LastProcess  int64                // process numbers go on after it
+	Keys         []byte               // what CloseKeys said of the PID 1 before this one
 
 	// Work has workloads go to the cgroup initproto.WorkCgroup beneath the root
 	// of PID 1's cgroup namespace, which must exist; once said, it holds.
@@ -116,7 +118,7 @@ func (g *Guest) Configure(ctx context.Context, cfg Config) error {
 		Hostname: cfg.Hostname, Address: cfg.Address, Env: cfg.Env, WorkDir: cfg.WorkDir, User: cfg.User,
 		Capabilities: cfg.Capabilities, OpenFiles: cfg.OpenFiles, Seccomp: cfg.Seccomp, Hosts: cfg.Hosts,
 		ResolvConf: cfg.ResolvConf, Furnished: cfg.Furnished, KeepEnded: cfg.KeepEnded, LastProcess: cfg.LastProcess, Work: cfg.Work, Root: cfg.Root != nil,
-		IfIdle: cfg.IfIdle, Entries: cfg.Entries,
+		IfIdle: cfg.IfIdle, Entries: cfg.Entries, Keys: cfg.Keys,
 	}
 	if a.Capabilities == "" {
 		a.Capabilities = sandbox.CapabilitiesRoot
@@ -147,10 +149,35 @@ func (g *Guest) Start(ctx context.Context, spec sandbox.ProcessSpec) (sandbox.Pr
 		return sandbox.Process{}, err
 	}
 	var p sandbox.Process
-	if err := g.do(ctx, initproto.OpExec, initproto.Exec{Spec: spec}, &p); err != nil {
+	if err := g.do(ctx, initproto.OpExec, initproto.Exec{Spec: spec, Key: keyOf(spec)}, &p); err != nil {
 		return p, err
 	}
 	return p, checkProcess(p)
+}
+
+// keyOf is a command's idempotency key as PID 1 knows it: a hash of the key, and
+// one of what must be the same when it is repeated.
+func keyOf(spec sandbox.ProcessSpec) []byte {
+	if spec.IdempotencyKey == "" {
+		return nil
+	}
+	id := sha256.Sum256([]byte(spec.IdempotencyKey))
+	what := fmt.Sprintf("%q %q %q %q", spec.Argv, spec.User, spec.WorkDir, spec.Env) // maps are printed in order
+	request := sha256.Sum256([]byte(what))
+	return append(id[:initproto.KeyIDSize:initproto.KeyIDSize], request[:initproto.KeyHashSize]...)
+}
+
+// CloseKeys has PID 1 start no command with a new idempotency key any more, and
+// returns those it knows, for the Config of the next one.
+func (g *Guest) CloseKeys(ctx context.Context) ([]byte, error) {
+	var all initproto.Keys
+	if err := g.do(ctx, initproto.OpCloseKeys, nil, &all); err != nil {
+		return nil, err
+	}
+	if len(all.Keys)%initproto.KeyEntrySize != 0 || len(all.Keys) > initproto.MaxKeys*initproto.KeyEntrySize {
+		return nil, broken(fmt.Errorf("%w: idempotency keys of %d bytes", initproto.ErrFrame, len(all.Keys)))
+	}
+	return all.Keys, nil
 }
 
 // Processes lists what runs and what is still kept of what ended, oldest first.

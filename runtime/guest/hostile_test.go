@@ -80,6 +80,7 @@ var calls = map[string]func(context.Context, *Guest) error{
 		return err
 	},
 	"tar in": func(ctx context.Context, g *Guest) error { return g.TarIn(ctx, "", "/x", strings.NewReader("x")) },
+	"reset":  func(ctx context.Context, g *Guest) error { return g.Reset(ctx, "/x", strings.NewReader("x")) },
 	"watch":  func(ctx context.Context, g *Guest) error { _, err := g.Watch(ctx, "", "/x", false); return err },
 }
 

@@ -48,7 +48,7 @@ func (g *Guest) Exec(ctx context.Context, spec sandbox.ProcessSpec) (*IO, error)
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	return g.stream(ctx, initproto.OpExec, initproto.Exec{Spec: spec, Attach: true})
+	return g.stream(ctx, initproto.OpExec, initproto.Exec{Spec: spec, Attach: true, Key: keyOf(spec)})
 }
 
 // Attach reads a process's output from offset on, negative for the oldest

@@ -1,8 +1,6 @@
 package launch
 
 import (
-	"math"
-
 	"github.com/opencontainers/cgroups"
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -23,7 +21,10 @@ var (
 		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi",
 		"/sys/firmware", "/sys/devices/virtual/powercap",
 	}
-	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger"}
+	// With a low pid_max, which root of a pid namespace may set from Linux 6.14
+	// on, PID 1 could make no thread. What anybody writes to a file of
+	// /proc/pressure has the host's kernel work for as long as it is open.
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/pressure", "/proc/sysrq-trigger", "/proc/sys/kernel/pid_max"}
 )
 
 // oomScoreAdj of every process in a sandbox, see proc(5). When the machine as a
@@ -47,7 +48,7 @@ func shellConfig(sk skeleton, spec ShellSpec) *configs.Config {
 	mounts := []*configs.Mount{
 		{Source: "proc", Destination: "/proc", Device: "proc", Flags: quiet},
 		{Source: "sysfs", Destination: "/sys", Device: "sysfs", Flags: quiet | unix.MS_RDONLY},
-		{Source: sk.dev(), Destination: "/dev", Device: "bind", Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NOEXEC},
+		{Source: sk.dev(spec.ID), Destination: "/dev", Device: "bind", Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NOEXEC},
 	}
 	return &configs.Config{
 		Rootfs:     sk.root(),
@@ -74,9 +75,6 @@ func shellConfig(sk skeleton, spec ShellSpec) *configs.Config {
 			Path:      spec.CgroupPath,
 			Resources: &cgroups.Resources{Devices: deviceRules()},
 		},
-		// PID 1 keeps a few descriptors per process; workloads get the limit
-		// of the spec from PID 1, which may only lower it.
-		Rlimits: []configs.Rlimit{{Type: unix.RLIMIT_NOFILE, Soft: spec.MaxOpenFiles, Hard: spec.MaxOpenFiles}, {Type: unix.RLIMIT_CORE, Soft: 0, Hard: math.MaxUint64}},
 	}
 }
 

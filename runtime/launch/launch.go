@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/cgroups"
@@ -33,8 +34,11 @@ type Config struct {
 type Launcher struct {
 	dir      string // run directory
 	env      []string
-	skeleton skeleton
+	programs Config
 	maxFiles uint64
+
+	mu       sync.RWMutex // held for reading while a shell starts
+	skeleton skeleton     // guarded by mu
 }
 
 // maxSunPath is the longest path of a socket (unix(7)).
@@ -48,23 +52,14 @@ func New(cfg Config) (*Launcher, error) {
 	}
 	// Its heap is small: where the kernel gives out huge pages unasked, one
 	// of 2 MiB would be most of what a sandbox costs. Workloads get theirs.
-	l := &Launcher{dir: cfg.RunDir, env: append([]string{
+	l := &Launcher{dir: cfg.RunDir, programs: cfg, env: append([]string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=disablethp=1", "GOMAXPROCS=1",
 	}, cfg.InitEnv...)}
 	if err := CheckRunDir(cfg.RunDir); err != nil {
 		return nil, err
 	}
-	// Mapped ids pass through the run directory to the skeleton.
-	if err := os.MkdirAll(l.dir, 0o711); err != nil {
+	if err := l.makeDirs(); err != nil {
 		return nil, err
-	}
-	if err := os.Chmod(l.dir, 0o711); err != nil {
-		return nil, err
-	}
-	for _, d := range []string{l.stateRoot(), l.socketRoot()} {
-		if err := os.MkdirAll(d, 0o711); err != nil {
-			return nil, err
-		}
 	}
 	if err := checkReachable(l.dir); err != nil {
 		return nil, err
@@ -80,15 +75,53 @@ func New(cfg Config) (*Launcher, error) {
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
 		return nil, err
 	}
-	sk, err := makeSkeleton(filepath.Join(l.dir, "skeleton"), cfg.InitBinary)
-	if err != nil {
-		return nil, fmt.Errorf("prepare the skeleton root: %w", err)
+	return l, l.makeSkeleton()
+}
+
+func (l *Launcher) makeDirs() error {
+	// Mapped ids pass through the run directory to the skeleton.
+	err := os.MkdirAll(l.dir, 0o711)
+	if err == nil {
+		err = os.Chmod(l.dir, 0o711)
 	}
-	if err := sk.addStage(cfg.ShellBinary); err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare the program for a shell's first stages: %w", err), sk.remove())
+	for _, d := range []string{l.stateRoot(), l.socketRoot()} {
+		if err == nil {
+			err = os.MkdirAll(d, 0o711)
+		}
+	}
+	return err
+}
+
+// makeSkeleton expects mu to be held, or nobody else to know l.
+func (l *Launcher) makeSkeleton() error {
+	sk, err := makeSkeleton(l.skeletonDir(), l.programs.InitBinary)
+	if err != nil {
+		return fmt.Errorf("prepare the skeleton root: %w", err)
+	}
+	if err := sk.addStage(l.programs.ShellBinary); err != nil {
+		return errors.Join(fmt.Errorf("prepare the program for a shell's first stages: %w", err), sk.remove())
 	}
 	l.skeleton = sk
-	return l, nil
+	return nil
+}
+
+// Restore makes again what somebody removed of the run directory, and tells
+// whether that was anything. The sockets of shells that live are theirs, and lost.
+func (l *Launcher) Restore() (made bool, err error) {
+	for _, path := range []string{l.dir, l.stateRoot(), l.socketRoot()} {
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			made = true
+		}
+	}
+	if made {
+		err = l.makeDirs()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, serr := os.Stat(l.skeleton.root() + initPath); err == nil && errors.Is(serr, os.ErrNotExist) {
+		return true, errors.Join(l.skeleton.remove(), l.makeSkeleton())
+	}
+	return made, err
 }
 
 // CheckRunDir finds what is wrong with a run directory, which need not exist.
@@ -124,13 +157,18 @@ func checkReachable(dir string) error {
 }
 
 // Close removes the skeleton. Shells go on.
-func (l *Launcher) Close() error { return l.skeleton.remove() }
+func (l *Launcher) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.skeleton.remove()
+}
 
 // MaxOpenFiles is the most open files a process can be given on this host.
 func (l *Launcher) MaxOpenFiles() uint64 { return l.maxFiles }
 
-func (l *Launcher) stateRoot() string  { return filepath.Join(l.dir, "shells") }
-func (l *Launcher) socketRoot() string { return filepath.Join(l.dir, "init") }
+func (l *Launcher) skeletonDir() string { return filepath.Join(l.dir, "skeleton") }
+func (l *Launcher) stateRoot() string   { return filepath.Join(l.dir, "shells") }
+func (l *Launcher) socketRoot() string  { return filepath.Join(l.dir, "init") }
 
 // SocketPath is where PID 1 of the sandbox listens.
 func (l *Launcher) SocketPath(id sandbox.ID) string {
@@ -139,11 +177,10 @@ func (l *Launcher) SocketPath(id sandbox.ID) string {
 
 // ShellSpec is what distinguishes one shell from another.
 type ShellSpec struct {
-	ID           sandbox.ID
-	CgroupPath   string // below the cgroup2 mount; exists and is empty
-	UIDBase      uint32 // first of its 65,536 host ids
-	InitID       uint32 // the host id of PID 1, which is sandbox.InitID inside
-	MaxOpenFiles uint64 // set by Start
+	ID         sandbox.ID
+	CgroupPath string // below the cgroup2 mount; exists and is empty
+	UIDBase    uint32 // first of its 65,536 host ids
+	InitID     uint32 // the host id of PID 1, which is sandbox.InitID inside
 }
 
 // Shell is a running PID 1. Its descriptors belong to the caller.
@@ -195,16 +232,20 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	if spec.UIDBase == 0 || spec.InitID == 0 {
 		return nil, fmt.Errorf("start a shell for %s with the host's own root (ids %d and %d): %w", spec.ID, spec.UIDBase, spec.InitID, unix.EINVAL)
 	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	if err := l.Remove(spec.ID); err != nil {
 		return nil, err
 	}
-	ln, err := listen(l.SocketPath(spec.ID))
+	if err := l.skeleton.makeDev(spec.ID); err != nil {
+		return nil, fmt.Errorf("make /dev for %s: %w", spec.ID, err)
+	}
+	ln, err := listen(l.SocketPath(spec.ID), spec.InitID)
 	if err != nil {
 		return nil, fmt.Errorf("listen for PID 1 of %s: %w", spec.ID, err)
 	}
 	defer ln.Close()
 
-	spec.MaxOpenFiles = l.maxFiles
 	ctr, err := libcontainer.Create(l.stateRoot(), string(spec.ID), shellConfig(l.skeleton, spec))
 	if err != nil {
 		return nil, fmt.Errorf("prepare a shell for %s: %w", spec.ID, err)
@@ -350,12 +391,14 @@ func (s *Shell) Kill() error {
 	return nil
 }
 
-// Remove takes away what Start put on disk: the socket and libcontainer's
-// state. The processes and the cgroup are the cgroup package's to end. What
+// Remove takes away what Start put on disk: the socket, libcontainer's state
+// and /dev. The processes and the cgroup are the cgroup package's to end. What
 // is gone already is fine.
 func (l *Launcher) Remove(id sandbox.ID) error {
-	if err := os.RemoveAll(filepath.Join(l.stateRoot(), string(id))); err != nil {
-		return fmt.Errorf("remove the shell state of %s: %w", id, err)
+	for _, dir := range []string{filepath.Join(l.stateRoot(), string(id)), skeleton{dir: l.skeletonDir()}.dev(id)} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove what the shell of %s stood on: %w", id, err)
+		}
 	}
 	if err := os.Remove(l.SocketPath(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of %s: %w", id, err)
@@ -382,15 +425,16 @@ func (l *Launcher) List() ([]sandbox.ID, error) {
 
 // listen makes a listening unix socket that only the host's root can reach,
 // and returns it as a file to hand on. Unlike net.UnixListener's, closing it
-// leaves the path.
-func listen(path string) (*os.File, error) {
+// leaves the path. Its owner is for the first stage to see (package stage): a
+// user who exists in no other place.
+func listen(path string, owner uint32) (*os.File, error) {
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
 	ln.SetUnlinkOnClose(false)
 	defer ln.Close()
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := errors.Join(os.Chmod(path, 0o600), os.Lchown(path, int(owner), -1)); err != nil {
 		return nil, err
 	}
 	return ln.File()

@@ -190,6 +190,9 @@ func TestShellIsIsolatedAndGone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if left, err := os.ReadDir(l.skeleton.devs()); err != nil || len(left) != 0 {
+		t.Errorf("after removal these are left of /dev: %v, %v", left, err)
+	}
 	if ids, err := l.List(); err != nil || len(ids) != 0 {
 		t.Errorf("after removal List = %v, %v", ids, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // The skeleton is a small tmpfs in the daemon's own mount namespace:
@@ -16,9 +18,11 @@ import (
 //	skeleton/root/sandbox-init   mode 0111, owned by the host's root: an id the
 //	                        sandbox does not map, so that its root can neither
 //	                        read, trace nor open the memory of what runs from it
-//	skeleton/dev            the sandbox's /dev: bound read-only, nodes by mknod here
-//	skeleton/dev/sandbox/sbx     where PID 1 places its program once more, for those
-//	                        who may enter costs
+//	skeleton/devs/ID        the sandbox's /dev: bound read-only, nodes by mknod here.
+//	                        Of its own: on shared inodes, inotify would tell of each
+//	                        opening in another sandbox, and locks would slow it down
+//	skeleton/devs/ID/sandbox/sbx     where PID 1 places its program once more, for
+//	                        those who may enter costs
 //	skeleton/stage          the program of libcontainer's stages, if there is one
 //	                        but the daemon: a link to a sealed memory file
 //
@@ -30,7 +34,9 @@ type skeleton struct {
 }
 
 func (s skeleton) root() string { return filepath.Join(s.dir, "root") }
-func (s skeleton) dev() string  { return filepath.Join(s.dir, "dev") }
+func (s skeleton) devs() string { return filepath.Join(s.dir, "devs") }
+
+func (s skeleton) dev(id sandbox.ID) string { return filepath.Join(s.devs(), string(id)) }
 
 // initPath is the program of PID 1 as the skeleton names it.
 const initPath = "/sandbox-init"
@@ -76,7 +82,7 @@ func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
 	if err := unix.Mount("skeleton", dir, "tmpfs", unix.MS_NOSUID, "mode=711,size=64m"); err != nil {
 		return s, fmt.Errorf("mount the skeleton on %s: %w", dir, err)
 	}
-	for _, d := range []string{s.root(), s.root() + "/proc", s.root() + "/sys", s.root() + "/dev", s.root() + newRootDir, s.dev(), s.dev() + "/pts", s.dev() + "/shm", s.dev() + "/mqueue", s.dev() + "/sandbox"} {
+	for _, d := range []string{s.root(), s.root() + "/proc", s.root() + "/sys", s.root() + "/dev", s.root() + newRootDir, s.devs()} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return s, err
 		}
@@ -87,24 +93,35 @@ func makeSkeleton(dir string, initBinary []byte) (skeleton, error) {
 	if err := os.Chmod(s.root()+initPath, 0o111); err != nil {
 		return s, err
 	}
-	if err := os.WriteFile(s.dev()+"/sandbox/sbx", nil, 0); err != nil {
-		return s, err
+	return s, nil
+}
+
+// makeDev fills the /dev of one sandbox.
+func (s skeleton) makeDev(id sandbox.ID) error {
+	dev := s.dev(id)
+	for _, d := range []string{dev, dev + "/pts", dev + "/shm", dev + "/mqueue", dev + "/sandbox"} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(dev+"/sandbox/sbx", nil, 0); err != nil {
+		return err
 	}
 	for _, d := range deviceNodes {
-		path := filepath.Join(s.dev(), d.name)
+		path := filepath.Join(dev, d.name)
 		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
-			return s, fmt.Errorf("make device %s: %w", path, err)
+			return fmt.Errorf("make device %s: %w", path, err)
 		}
 		if err := os.Chmod(path, 0o666); err != nil { // mknod is subject to the umask
-			return s, err
+			return err
 		}
 	}
 	for name, target := range devLinks {
-		if err := os.Symlink(target, filepath.Join(s.dev(), name)); err != nil {
-			return s, err
+		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
+			return err
 		}
 	}
-	return s, nil
+	return nil
 }
 
 // addStage makes program the one that libcontainer's stages run.

@@ -55,6 +55,13 @@ func (v *Vault) PutOwner(_ context.Context, o access.Owner) error {
 	return nil
 }
 
+// OwnerSeen implements access.Store.
+func (v *Vault) OwnerSeen(_ context.Context, name string) (bool, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(v.Rows, func(r access.AuditRow) bool { return r.Owner == name }), nil
+}
+
 // DropOwner implements access.Store.
 func (v *Vault) DropOwner(_ context.Context, name string, _ time.Time) error {
 	v.mu.Lock()

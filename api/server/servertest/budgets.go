@@ -30,7 +30,7 @@ func (m *Memory) SetBudget(_ context.Context, req cost.BudgetRequest) (cost.Budg
 	secs := int64(3 * 3600)
 	s := cost.BudgetState{
 		StoredBudget: cost.StoredBudget{Key: cost.NewBudgetKey(), Budget: b, CreatedAt: time.Now(), UpdatedAt: time.Now(), Actor: req.Actor},
-		LimitText:    b.Meter.Format(b.Limit), Percent: 50, ExhaustedIn: &secs,
+		Limit:        b.Meter.FormatLimit(b.Limit), Percent: 50, ExhaustedIn: &secs,
 	}
 	for i, old := range m.budgets {
 		if old.Scope == b.Scope && old.ID == b.ID && old.Meter == b.Meter && old.Period == b.Period {

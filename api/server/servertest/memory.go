@@ -263,7 +263,7 @@ func (m *Memory) Resume(_ context.Context, ref, actor string) (sandbox.Sandbox, 
 
 // Stop implements server.Manager.
 func (m *Memory) Stop(_ context.Context, ref, actor string) (sandbox.Sandbox, error) {
-	m.endProcesses(ref)
+	m.endProcesses(ref, sandbox.CodeStopped)
 	return m.move("Stop", ref, actor, sandbox.StatusStopped)
 }
 
@@ -277,7 +277,7 @@ func (m *Memory) Reset(_ context.Context, ref, actor string) (sandbox.Sandbox, e
 	if err := m.fail("Reset"); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	m.endProcesses(ref)
+	m.endProcesses(ref, sandbox.CodeReset)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b, err := m.find(ref)
@@ -302,7 +302,7 @@ func (m *Memory) Remove(_ context.Context, ref, actor string) (sandbox.Sandbox, 
 	if err := m.fail("Remove"); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	m.endProcesses(ref)
+	m.endProcesses(ref, sandbox.CodeEnded)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b, err := m.find(ref)
@@ -323,7 +323,9 @@ func (m *Memory) end(b *box, why sandbox.Reason, actor string) {
 	m.note(b.sb.ID, "sandbox.completed", actor)
 }
 
-func (m *Memory) endProcesses(ref string) {
+// endProcesses kills the processes of a sandbox. As from the real manager, who
+// reads their streams hears why, with this code.
+func (m *Memory) endProcesses(ref, code string) {
 	m.mu.Lock()
 	b, err := m.find(ref)
 	var procs []*process
@@ -332,6 +334,11 @@ func (m *Memory) endProcesses(ref string) {
 	}
 	m.mu.Unlock()
 	for _, p := range procs {
+		p.mu.Lock()
+		if p.rec.Exit == nil {
+			p.cut = sandbox.Errorf(sandbox.ErrConflict, code, "sandbox %s: its processes were killed", ref)
+		}
+		p.mu.Unlock()
 		p.signal("SIGKILL")
 		<-p.done
 	}

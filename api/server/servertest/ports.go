@@ -69,6 +69,11 @@ func (m *Memory) UnpublishPort(_ context.Context, id, _ string) (sandbox.Port, e
 	return p, m.fail("UnpublishPort")
 }
 
+// ReleaseHostName implements server.Manager.
+func (m *Memory) ReleaseHostName(_ context.Context, name, _ string) (sandbox.HostName, error) {
+	return sandbox.HostName{Name: name, Owner: "alice"}, m.fail("ReleaseHostName")
+}
+
 // NewPortToken implements server.Manager.
 func (m *Memory) NewPortToken(ctx context.Context, ref, _ string) (string, error) {
 	_, err := m.Sandbox(ctx, ref)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 type process struct {
 	mu       sync.Mutex
 	wake     sync.Cond
+	key      string // the idempotency key that started it
 	rec      sandbox.Process
 	pieces   []piece
 	keep     int64
@@ -26,6 +28,7 @@ type process struct {
 	sessions map[int64]int64 // bytes of standard input of each
 	eof      bool
 	killed   string
+	cut      error // why the sandbox killed it, see Memory.endProcesses
 	size     sandbox.WindowSize
 	done     chan struct{}
 	onEnd    func()
@@ -76,7 +79,7 @@ func (p *process) Read(b []byte) (int, error) {
 func (p *process) signal(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.rec.Exit == nil && p.killed == "" {
+	if p.rec.Exit == nil && p.killed == "" && name != "SIGCONT" { // which ends none
 		p.killed = name
 		p.wake.Broadcast()
 	}
@@ -214,7 +217,16 @@ func (m *Memory) start(method, ref string, spec sandbox.ProcessSpec) (*process, 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := &process{done: make(chan struct{}), keep: int64(spec.OutputBytes), eof: !spec.Stdin && spec.TTY == nil}
+	for _, p := range b.procs {
+		if spec.IdempotencyKey == "" || p.key != spec.IdempotencyKey {
+			continue
+		}
+		if !slices.Equal(p.rec.Argv, spec.Argv) {
+			return nil, sandbox.Errorf(sandbox.ErrConflict, "idempotency_mismatch", "the idempotency key belongs to process %s, another command", p.rec.ID)
+		}
+		return p, nil
+	}
+	p := &process{key: spec.IdempotencyKey, done: make(chan struct{}), keep: int64(spec.OutputBytes), eof: !spec.Stdin && spec.TTY == nil}
 	if p.keep == 0 {
 		p.keep = sandbox.DefaultOutput
 	}
@@ -269,6 +281,7 @@ func (m *Memory) Run(ctx context.Context, req sandbox.CreateRequest, spec sandbo
 	case existed:
 		return sb, nil, sandbox.Errorf(sandbox.ErrConflict, "already_run", "the idempotency key made sandbox %s before: nothing is run again", sb.ID)
 	}
+	spec.IdempotencyKey = req.IdempotencyKey
 	var p sandbox.ProcessIO
 	if err = ctx.Err(); err == nil {
 		p, err = m.Exec(ctx, string(sb.ID), spec)
@@ -431,6 +444,9 @@ func (c *conn) Next() (sandbox.Output, error) {
 		}
 		select {
 		case <-p.done:
+			if p.cut != nil {
+				return sandbox.Output{}, p.cut
+			}
 			c.exit = p.rec.Exit
 			return sandbox.Output{}, io.EOF
 		default:

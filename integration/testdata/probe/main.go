@@ -18,8 +18,19 @@
 //	probe signal-control     send some in each way to an ordinary process
 //	probe limits             set limits and priorities of PID 1's threads, touch their files
 //	probe limits-control     the same on an ordinary process
+//	probe entering TIME      stop what is being started, open what it has; tell the outcomes
+//	probe entering-control   the same with an ordinary process
+//	probe overwrite TIME     write the programs of other processes by way of /proc
+//	probe take MOST          take what the host has of some resources, at most so many of each; tell how many it got
 //	probe become ID          take a user id, give files to it, in each way
 //	probe names SERVER FILE  ask the name server the questions in FILE (JSON); tell what it said
+//	probe vmsplice           write to standard output without touching the bytes, until killed
+//	probe lease FILE         take a lease on it and keep that
+//	probe linger ROUNDS [now] send PID 1's sockets what is slow to close, or is not
+//	probe linger-free        tell whether a port and a name that linger sent can be had
+//	probe queue-sudo FILE    queue requests to make FILE behind others; let them through when a line comes
+//	probe ask-sudo           have PID 1 run true as root
+//	probe bad-sudo           send what is no request to PID 1's socket for sudo, until killed
 //	probe web FILE           send what FILE says (JSON) to web servers; tell what came back
 //
 // try, status and dial write a JSON object: name to outcome, "ok" or the error.
@@ -73,18 +84,22 @@ func run(args []string) error {
 		return signals(1, rounds, args[1:]...)
 	case verb == "signal-control":
 		return signalControl()
-	case verb == "hammer" && len(args) == 1:
+	case (verb == "hammer" || verb == "stop-all" || verb == "entering" || verb == "overwrite") && len(args) == 1:
 		d, err := time.ParseDuration(args[0])
 		if err != nil {
 			return err
 		}
-		return hammer(1, d)
-	case verb == "stop-all" && len(args) == 1:
-		d, err := time.ParseDuration(args[0])
+		return map[string]func(time.Duration) error{
+			"hammer": func(d time.Duration) error { return hammer(1, d) }, "stop-all": stopAll, "entering": entering, "overwrite": overwrite,
+		}[verb](d)
+	case verb == "entering-control":
+		return enteringControl()
+	case verb == "take" && len(args) == 1:
+		most, err := strconv.Atoi(args[0])
 		if err != nil {
 			return err
 		}
-		return stopAll(d)
+		return take(most)
 	case verb == "become" && len(args) == 1:
 		id, err := strconv.Atoi(args[0])
 		if err != nil {
@@ -121,6 +136,24 @@ func run(args []string) error {
 		return flow(args[0], args[1])
 	case verb == "ask" && len(args) == 2:
 		return ask(args[0], args[1])
+	case verb == "vmsplice":
+		return spliceForever()
+	case verb == "lease" && len(args) == 1:
+		return lease(args[0])
+	case verb == "linger" && len(args) > 0:
+		rounds, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		return linger(rounds, len(args) == 1)
+	case verb == "linger-free":
+		return lingerFree()
+	case verb == "queue-sudo" && len(args) == 1:
+		return queueSudo(args[0])
+	case verb == "ask-sudo":
+		return askSudo()
+	case verb == "bad-sudo":
+		return badSudo()
 	case verb == "tree" && len(args) == 1:
 		return tree(args[0], "")
 	case verb == "tree" && len(args) == 2:

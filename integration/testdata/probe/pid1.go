@@ -363,12 +363,21 @@ func limits(pid int) error {
 
 // limitsControl does the same to an ordinary process.
 func limitsControl() error {
-	cmd := exec.Command("/proc/self/exe", "wait")
-	if err := cmd.Start(); err != nil {
+	pid, stop, err := ordinary()
+	if err != nil {
 		return err
 	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	return limits(cmd.Process.Pid)
+	defer stop()
+	return limits(pid)
+}
+
+// ordinary starts a process like any other.
+func ordinary() (pid int, stop func(), err error) {
+	cmd := exec.Command("/proc/self/exe", "wait")
+	if err := cmd.Start(); err != nil {
+		return 0, nil, err
+	}
+	return cmd.Process.Pid, func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
 }
 
 // ownTimer sends its own thread a signal by a timer, and waits for it.
