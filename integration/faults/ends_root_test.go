@@ -548,7 +548,6 @@ func TestEndOfAnOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs := &harness.Daemon{Client: mine, Dir: d.Dir, Parent: d.Parent}
 	control := &watched{d: d, sb: sb, argv: []string{"sh", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done"}}
 	type answer struct {
 		name string
@@ -556,9 +555,14 @@ func TestEndOfAnOwner(t *testing.T) {
 	}
 	all := make(chan answer)
 	for _, stdin := range []bool{false, true} {
-		go func() {
-			all <- answer{fmt.Sprint("stdin ", stdin), toldOf(theirs.Try(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: control.argv, Stdin: stdin}))}
-		}()
+		// Begun before its owner goes: a connection that breaks before it was
+		// told of the process is another error.
+		p, err := mine.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: control.argv, Stdin: stdin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		go func() { all <- answer{fmt.Sprint("stdin ", stdin), toldOf(harness.Collect(p))} }()
 	}
 	go func() {
 		_, errs, code := d.CLI(t, []string{"SANDBOX_KEY=" + key}, "", append([]string{"exec", string(sb.ID), "--"}, control.argv...)...)
