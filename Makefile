@@ -120,13 +120,14 @@ test-unit: build $(TOOLS)/gotestsum ## tests that need neither root nor a partic
 test-race: build ## the tests of test-unit under the race detector; 10 minutes, no part of test
 	@go test -race -timeout 30m -run '$(RUN)' $(PKG)
 
+ROOT_TIMEOUT ?= 40m
 .PHONY: test-root
 test-root: build deps-run deps-test deps-e2b $(TOOLS)/gotestsum ## tests that need root, on this machine, in namespaces of their own
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root needs root; make test-vm runs the same tests in a VM' >&2; exit 1; }
 	@mkdir -p $(OUT); echo '== test-root'
 	@SANDBOXD_BIN=$(BIN) SANDBOXD_TEST_PROMISES=$${SANDBOXD_TEST_PROMISES:-$(ROOT_PROMISES)} \
 	  $(TOOLS)/gotestsum --format pkgname --jsonfile $(OUT)/root.json -- \
-	  -tags root -count 1 -p 2 -timeout 40m -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
+	  -tags root -count 1 -p 2 -timeout $(ROOT_TIMEOUT) -exec $(CURDIR)/scripts/isolate.sh -run '$(RUN)' $(ROOT_PKG)
 
 .PHONY: test-vm
 test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 12 VM, with every cgroup v2 controller and quotas (KEEP=1 keeps it)
@@ -136,7 +137,7 @@ test-vm: build deps-vm $(TOOLS)/gotestsum $(TOOLS)/nfpm ## the same in a Debian 
 
 .PHONY: soak
 soak: ## test-root with the repeated tests at full length (SANDBOXD_SOAK_CYCLES), and the Debian package in the VM
-	@SANDBOXD_SOAK=1 $(MAKE) --no-print-directory test-root
+	@SANDBOXD_SOAK=1 $(MAKE) --no-print-directory test-root ROOT_TIMEOUT=8h
 	@$(MAKE) --no-print-directory test-vm PKG=./integration RUN='^TestPackage$$'
 
 REDTEAM_MINUTES ?= 30
