@@ -61,11 +61,11 @@ func open(ctx context.Context, o options, out io.Writer) (b *bench, err error) {
 		return nil, fmt.Errorf("scratch directory: %w", err)
 	}
 	b.stateDir = filepath.Join(b.dir, "state")
-	defer func() {
+	defer func(opened *bench) { // a failed return sets b to nil
 		if err != nil {
-			err = errors.Join(err, b.close(ctx))
+			err = errors.Join(err, opened.close(ctx))
 		}
-	}()
+	}(b)
 	if err := os.Chmod(b.dir, 0o711); err != nil { // sandboxes' ids pass through
 		return nil, fmt.Errorf("scratch directory: %w", err)
 	}
