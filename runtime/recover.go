@@ -116,6 +116,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 	}
 	m.spawn(m.pruneForever)
 	m.spawn(m.hardenLeft)
+	m.skipMissed(ctx) // before anybody can add one
 	m.spawn(m.keepSchedules)
 	m.spawn(m.pool.run)
 	return nil

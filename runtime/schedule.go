@@ -128,7 +128,6 @@ func (m *Manager) rescheduled() {
 
 // keepSchedules runs what comes due until the daemon ends.
 func (m *Manager) keepSchedules() {
-	m.skipMissed(m.life)
 	for m.life.Err() == nil {
 		wait := m.runDue(m.life)
 		t := time.NewTimer(min(wait, scheduleNap))
