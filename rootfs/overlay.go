@@ -34,8 +34,8 @@ func (m overlayMode) String() string {
 	return [...]string{"unknown", "detached", "attached", "string"}[m]
 }
 
-// maxLayers is the kernel's OVL_MAX_STACK.
-const maxLayers = 500
+// MaxLayers is the kernel's OVL_MAX_STACK.
+const MaxLayers = 500
 
 // overlayPlan is one overlay, with paths relative to the volume.
 type overlayPlan struct {
@@ -53,8 +53,8 @@ func planOverlay(id sandbox.ID, layers []string) (overlayPlan, error) {
 // planLayers plans a read-only overlay, of layers given lowest first.
 func planLayers(layers []string) (overlayPlan, error) {
 	var p overlayPlan
-	if len(layers) == 0 || len(layers) > maxLayers {
-		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers: 1 to %d can be stacked", len(layers), maxLayers)
+	if len(layers) == 0 || len(layers) > MaxLayers {
+		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers: 1 to %d can be stacked", len(layers), MaxLayers)
 	}
 	for _, layer := range slices.Backward(layers) {
 		tree, err := layerTree(layer)

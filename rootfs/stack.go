@@ -158,8 +158,8 @@ func (s *Store) planRoot(id sandbox.ID, layers []string) (overlayPlan, error) {
 	if skeleton {
 		p.lowers = append(p.lowers, skeletonRoot)
 	}
-	if len(p.lowers) > maxLayers {
-		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers without the directories a sandbox mounts on: %d can be stacked", n, maxLayers-1)
+	if len(p.lowers) > MaxLayers {
+		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "an image of %d layers without the directories a sandbox mounts on: %d can be stacked", n, MaxLayers-1)
 	}
 	return p, nil
 }
@@ -200,8 +200,8 @@ func (s *Store) planView(stack []string, above ...string) (overlayPlan, error) {
 	if len(p.lowers) < 2 {
 		p.lowers = append(p.lowers, emptyLower)
 	}
-	if len(p.lowers) > maxLayers {
-		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "%d layers: %d can be stacked", len(p.lowers), maxLayers)
+	if len(p.lowers) > MaxLayers {
+		return p, sandbox.Errorf(sandbox.ErrInvalid, "image_layers", "%d layers: %d can be stacked", len(p.lowers), MaxLayers)
 	}
 	return p, nil
 }

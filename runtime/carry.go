@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -226,10 +227,18 @@ func (m *Manager) unpackRecord(c carried, home []string) (sandbox.Snapshot, erro
 		return from, err
 	}
 	here := func(layers []string) ([]string, error) {
-		out := make([]string, len(layers))
+		if len(layers) >= rootfs.MaxLayers { // one is the daemon's
+			return nil, badArchive("it has %d layers: at most %d can be stacked", len(layers), rootfs.MaxLayers-1)
+		}
+		var out []string
 		for i, l := range layers {
-			out[i] = first(c.Layers[l], l)
-			if (c.Layers[l] != "" || slices.Contains(home, l)) && m.roots.HasLayer(out[i]) {
+			if slices.Contains(layers[:i], l) {
+				return nil, badArchive("layer %.80q is named twice", l)
+			}
+			name := first(c.Layers[l], l)
+			if (c.Layers[l] != "" || slices.Contains(home, l)) && m.roots.HasLayer(name) {
+				// Two of the same content count where the upper one lies, which has the last word.
+				out = append(slices.DeleteFunc(out, func(lower string) bool { return lower == name }), name)
 				continue
 			}
 			if from.Image.Kind == sandbox.ImageHost {
