@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -146,6 +147,10 @@ func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Durati
 	if len(in.query) > 0 {
 		target += "?" + in.query.Encode()
 	}
+	src := &source{}
+	if _, ok := in.body.(*bytes.Reader); !ok && in.body != nil {
+		src.r, in.body = in.body, src
+	}
 	req, err := http.NewRequestWithContext(ctx, in.method, target, in.body)
 	if err != nil {
 		return nil, 0, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request %s %.200s: %w", in.method, in.path, err)
@@ -157,6 +162,9 @@ func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Durati
 		roundTrip = c.unix.roundTrip
 	}
 	resp, err := roundTrip(req)
+	if own := src.broken.Load(); err != nil && own != nil && ctx.Err() == nil {
+		return nil, 0, *own
+	}
 	if err != nil {
 		return nil, 0, c.unreachable(ctx, err)
 	}
@@ -165,6 +173,21 @@ func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Durati
 		return nil, retryAfter(resp.Header), problem(resp)
 	}
 	return resp, 0, nil
+}
+
+// source is the body of a request. An error of reading it is the caller's, and
+// says nothing of the daemon.
+type source struct {
+	r      io.Reader
+	broken atomic.Pointer[error]
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.broken.Store(&err)
+	}
+	return n, err
 }
 
 // sign adds the key.

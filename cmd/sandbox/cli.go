@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"strings"
@@ -82,7 +84,7 @@ func (c *cli) main(ctx context.Context, args []string) int {
 		return 0
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.Is(err, syscall.EPIPE):
+	case readerGone(err):
 		return exitPipe
 	}
 	c.complain(err)
@@ -93,6 +95,13 @@ func (c *cli) main(ctx context.Context, args []string) int {
 		return exitNotExecutable
 	}
 	return exitTrouble
+}
+
+// readerGone reports whether nobody reads our output. A broken connection to the
+// daemon is EPIPE, too, and is told.
+func readerGone(err error) bool {
+	_, connection := errors.AsType[*net.OpError](err)
+	return errors.Is(err, syscall.EPIPE) && !connection
 }
 
 // dispatch delivers signals; those nobody wants end the context, and the
@@ -181,11 +190,15 @@ func (c *cli) say(format string, args ...any) { _ = c.printer(c.err).printf(form
 // so that none looks like one of ours.
 func (c *cli) complain(err error) {
 	msg := clean(strings.ReplaceAll(sandbox.PlainText(err.Error()), "\n", "\n  "))
+	code := sandbox.CodeOf(err)
 	if _, ok := errors.AsType[*sandbox.Error](err); !ok {
-		c.say("sandbox: %s\n", msg)
-		return
+		if _, ok := errors.AsType[*fs.PathError](err); !ok {
+			c.say("sandbox: %s\n", msg)
+			return
+		}
+		code = "local_file"
 	}
-	c.say("%s %s (%s)\n", c.printer(c.err).paint(red, "sandbox:"), msg, sandbox.CodeOf(err))
+	c.say("%s %s (%s)\n", c.printer(c.err).paint(red, "sandbox:"), msg, code)
 }
 
 // warn prints a line for people to stderr.
