@@ -70,6 +70,28 @@ func oldDocker(m *imagetest.Image, plain [][]byte, tags ...string) []file {
 	return append(files, file{name: "manifest.json", body: string(imagetest.JSON(entry))}, file{name: "repositories", body: "{}"})
 }
 
+// dockerArchive is an image as skopeo and podman write it (sha256 empty), or as
+// kaniko does: the manifest last, and before it files named by digests.
+func dockerArchive(m *imagetest.Image, layers [][]byte, prefix, ext string, layersFirst bool) []file {
+	config := file{name: strings.TrimPrefix(digestOf(m.Config), "sha256:") + ".json", body: string(m.Config)}
+	if prefix != "" {
+		config.name = digestOf(m.Config)
+	}
+	var files []file
+	var names []string
+	for _, b := range layers {
+		name := prefix + strings.TrimPrefix(digestOf(b), "sha256:") + ext
+		files, names = append(files, file{name: name, body: string(b)}), append(names, name)
+	}
+	if layersFirst {
+		files = append(files, config)
+	} else {
+		files = append([]file{config}, files...)
+	}
+	entry := []map[string]any{{"Config": config.name, "RepoTags": []string{"app:7"}, "Layers": names}}
+	return append(files, file{name: "manifest.json", body: string(imagetest.JSON(entry))})
+}
+
 // plainLayers are the layers of imagetest.New uncompressed.
 func plainLayers(t *testing.T, m *imagetest.Image) (all [][]byte) {
 	t.Helper()
@@ -107,6 +129,11 @@ func TestImportForms(t *testing.T) {
 			break
 		}
 	}
+	plain := plainLayers(t, m)
+	var zipped [][]byte
+	for _, b := range plain {
+		zipped = append(zipped, imagetest.Gzip(b))
+	}
 	for name, tc := range map[string]struct {
 		archive []byte
 		as      string // name given
@@ -121,6 +148,11 @@ func TestImportForms(t *testing.T) {
 		"one image, two names":    {pack(ociFiles(m, "a:1", "b:1")...), "x", "x", m.Digest()},
 		"old docker save":         {pack(old...), "", "app:7", ""},
 		"old docker save, linked": {pack(linked...), "x", "x", ""},
+		"skopeo, podman":          {pack(dockerArchive(m, plain, "", ".tar", true)...), "", "app:7", ""},
+		"the same, in a folder":   {imagetest.Gzip(pack(append([]file{{name: "./"}}, dockerArchive(m, plain, "", ".tar", true)...)...)), "x", "x", ""},
+		"kaniko":                  {pack(dockerArchive(m, zipped, "sha256:", "", false)...), "", "app:7", ""},
+		"layers zipped":           {pack(dockerArchive(m, zipped, "", ".tar.gz", true)...), "x", "x", ""},
+		"named sha256:, first":    {pack(dockerArchive(m, zipped, "sha256:", ".tar.gz", true)...), "x", "x", ""},
 		"new docker save":         {pack(append(ociFiles(m, "app:7"), old[0], old[len(old)-2])...), "", "app:7", m.Digest()},
 	} {
 		s, v := library(t, nil)
@@ -185,6 +217,10 @@ func TestImportRefuses(t *testing.T) {
 		archive []byte
 		code    string
 	}{
+		"nothing":               {nil, "image_truncated"},
+		"no entry":              {make([]byte, 1<<20), "image_truncated"},
+		"no entry, compressed":  {imagetest.Gzip(make([]byte, 1<<20)), "image_truncated"},
+		"a layer alone":         {pack(file{name: strings.Repeat("a", 64) + ".tar", body: "x"}), "image_bad_format"},
 		"nothing named":         {replace("index.json", `{"schemaVersion":2,"manifests":[]}`), "image_bad_format"},
 		"no index":              {replace("index.json", string(m.Manifest)), "image_bad_format"},
 		"a damaged layer":       {replace(blobPath(m.Layers[0].Digest), "damaged"), "image_digest_mismatch"},

@@ -48,7 +48,11 @@ func (s *Store) Import(ctx context.Context, req sandbox.ImportRequest, r io.Read
 	if err != nil && !errors.Is(err, io.EOF) {
 		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "reading the archive: %w", err)
 	}
-	if !holdsImage(head) {
+	image, some := holdsImage(head)
+	if !some {
+		return sandbox.Image{}, sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive is empty: it has not one entry; pack it again")
+	}
+	if !image {
 		if req.Name == "" {
 			return sandbox.Image{}, nameMissing()
 		}
@@ -74,33 +78,35 @@ func badArchive(format string, args ...any) error {
 	return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", format, args...)
 }
 
-// holdsImage tells an archive of an image by its first names from one of a
-// file system.
-func holdsImage(head []byte) bool {
+// holdsImage tells an archive of an image by its first name from one of a file
+// system, and whether it has any entry. docker save and what writes as it does
+// name their files by digests: <hex>.json, sha256:<hex>, <hex>.tar.gz.
+func holdsImage(head []byte) (image, some bool) {
 	plain, end, err := decompress(bytes.NewReader(head))
 	if err != nil {
-		return false
+		return false, true // whoever unpacks it finds out, too
 	}
 	defer end()
 	tr := tar.NewReader(plain)
 	for {
 		h, err := tr.Next()
 		if err != nil {
-			return false
+			return false, some || !errors.Is(err, io.EOF)
 		}
+		some = true
 		name := path.Clean("/" + h.Name)[1:]
 		if name == "" {
 			continue // the folder itself
 		}
 		first, _, _ := strings.Cut(name, "/")
-		stem := strings.TrimSuffix(first, ".json")
 		switch first {
 		case "oci-layout", "index.json", "manifest.json", "repositories":
-			return h.Typeflag == tar.TypeReg
+			return h.Typeflag == tar.TypeReg, true
 		case "blobs":
-			return name == "blobs" && h.Typeflag == tar.TypeDir || strings.HasPrefix(name, "blobs/sha256")
+			return name == "blobs" && h.Typeflag == tar.TypeDir || strings.HasPrefix(name, "blobs/sha256"), true
 		}
-		return sandbox.ValidDigest("sha256:" + stem)
+		stem, _, _ := strings.Cut(strings.TrimPrefix(first, "sha256:"), ".")
+		return sandbox.ValidDigest("sha256:" + stem), true
 	}
 }
 

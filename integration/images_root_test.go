@@ -128,6 +128,8 @@ func TestRegistry(t *testing.T) {
 	}
 	skopeo(t, "copy", "oci-archive:"+archives["oci"], "oci:"+t.TempDir()+"/check:1")
 	skopeo(t, "copy", "docker-archive:"+archives["docker"], "oci:"+t.TempDir()+"/check:1")
+	archives["skopeo"] = filepath.Join(t.TempDir(), "skopeo.tar") // layers first, the manifest last
+	skopeo(t, "copy", "oci-archive:"+archives["oci"], "docker-archive:"+archives["skopeo"]+":app:1")
 
 	// All of it away, with every layer; then in again by each way.
 	for _, n := range []string{name, "pinned"} {
@@ -140,6 +142,7 @@ func TestRegistry(t *testing.T) {
 		},
 		"oci":    func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["oci"]) },
 		"docker": func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["docker"]) },
+		"skopeo": func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["skopeo"]) },
 		"tar":    func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", archives["tar"]) },
 		"folder": func() (string, string, int) { return d.cli(t, nil, "", "image", "import", "back", l.dir) },
 	}

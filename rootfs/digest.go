@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"hash"
+	"io"
 	"os"
 	"slices"
 
@@ -78,10 +80,25 @@ func (u *unpacker) checkForeign() error {
 		var st unix.Stat_t
 		return unix.Fstatat(int(u.root.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 	}
-	if is("oci-layout") || is("manifest.json") && (is("blobs") || is("repositories")) {
-		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "this is an archive of an image, not of a file system: use docker export, not docker save")
+	if is("oci-layout") || is("manifest.json") && (is("blobs") || is("repositories") || u.listsImages("manifest.json")) {
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "this is an archive of an image, not of a file system, and its first file is none by which it is known: write it anew, as by skopeo copy docker-archive:FILE oci-archive:NEW")
 	}
 	return nil
+}
+
+// listsImages tells the manifest.json of docker save from any other.
+func (u *unpacker) listsImages(name string) bool {
+	fd, err := unix.Openat(int(u.root.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	var all []struct {
+		Config string
+		Layers []string
+	}
+	return json.NewDecoder(io.LimitReader(f, 4<<20)).Decode(&all) == nil && len(all) > 0 && all[0].Config != "" && all[0].Layers != nil
 }
 
 // lister writes the listing of a tree into a hash.

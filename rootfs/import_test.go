@@ -121,6 +121,7 @@ var hostile = []struct {
 	{"too many entries", "image_too_large", slices.Repeat([]tarEntry{{name: "x"}}, 65)},
 	{"too many implied directories", "image_too_large", []tarEntry{{name: strings.Repeat("d/", 64) + "x"}}},
 	{"docker save", "image_bad_format", []tarEntry{{name: "manifest.json"}, {name: "blobs/x"}}},
+	{"docker-archive, manifest last", "image_bad_format", []tarEntry{{name: "config.json", data: "{}"}, {name: "layer.tar", data: "x"}, {name: "manifest.json", data: `[{"Config":"config.json","RepoTags":null,"Layers":["layer.tar"]}]`}}},
 	{"OCI layout", "image_bad_format", []tarEntry{{name: "oci-layout"}}},
 }
 
@@ -164,6 +165,8 @@ func TestHostileBounds(t *testing.T) {
 		"wh inside":      {{name: "a.wh.b"}, {name: ".why"}},
 		"link to a link": {{name: "l", link: "/etc/passwd"}, {name: "h", link: "l", kind: tar.TypeLink}},
 		"manifest alone": {{name: "manifest.json"}},
+		"other manifest": {{name: "manifest.json", data: `[{"name":"app","Config":"","Layers":[]}]`}},
+		"manifest link":  {{name: "manifest.json", link: "app"}, {name: "app", data: `[{"Config":"c","Layers":["l"]}]`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, err := unpackTo(t, tarOf(t, own(entries)...), testLimits); err != nil {
