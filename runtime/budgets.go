@@ -144,7 +144,9 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	b.n.Store(int64(len(b.tallies)))
 	b.mu.Unlock()
 	m.assess(ctx, nil)
-	m.release()
+	if m.open() == nil {
+		m.release()
+	}
 	m.spawn(m.keepBudgets)
 	return nil
 }

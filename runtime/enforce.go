@@ -15,6 +15,9 @@ import (
 // enforce makes all that lives in a budget's scope be as it must, and reports
 // whether something is not so yet. It waits for none of it.
 func (m *Manager) enforce(b cost.Budget, holds cost.Action, key string, unknown error) (again bool) {
+	if m.open() != nil {
+		return false // what is spent may be another's, or have been raised since
+	}
 	for _, x := range m.livingOf(payersBy(b)) {
 		whose := x.payers()
 		x.mu.Lock()

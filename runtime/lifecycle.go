@@ -150,6 +150,9 @@ func halting(sb sandbox.Sandbox) bool {
 // halt takes down the shell of a halting sandbox, keeps its files and makes
 // its row stopped. Where that fails it is tried again until it works.
 func (m *Manager) halt(ctx context.Context, b *box, sb sandbox.Sandbox, ch state.Change) (sandbox.Sandbox, error) {
+	if err := m.open(); err != nil {
+		return sb, err
+	}
 	b.quiet()
 	row, err := m.tryHalt(ctx, b, sb, &ch)
 	if err != nil {

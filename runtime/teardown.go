@@ -76,6 +76,10 @@ func (m *Manager) end(ctx context.Context, b *box, e ending) error {
 
 // endLocked is end for a caller that holds the box.
 func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
+	if err := m.open(); err != nil {
+		m.log.WarnContext(ctx, "a sandbox is left as it is, though it should end", "sandbox", b.id, "reason", e.reason, "detail", e.detail)
+		return err
+	}
 	ctx, done := m.observe(ctx, WorkDestroy)
 	err := m.tryEnd(ctx, b, e)
 	done(err)

@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -79,6 +81,51 @@ func start(t *testing.T, h *house, want string) string {
 		t.Errorf("the start was not as it should be (want %q):\n%s", want, harness.Quiet(harness.LastLines(log, 20)))
 	}
 	return log
+}
+
+// TestCopyOfWhatRuns: in a copy of a state directory, whose budgets have been
+// raised since in the original, a budget runs out; the original's sandbox goes
+// on with its files. The control is that the copy says it is spent.
+func TestCopyOfWhatRuns(t *testing.T) {
+	h := &house{Daemon: harness.Install(t, "")}
+	if _, err := os.Stat(h.path("volume.img")); err == nil {
+		t.Skip("the volume is an image here, which a plain copy takes minutes for")
+	}
+	sb := h.New(t, sandbox.Spec{Name: "runs"})
+	h.Sh(t, "runs", "echo one > /root/one")
+	budget := cost.BudgetRequest{Sandbox: "runs", Meter: cost.MeterWall, Limit: "1s"}
+	h.Shut()
+	o := &house{Daemon: harness.InstallApart(t, "")}
+	o.Shut()
+	need(t, os.RemoveAll(o.path("")))
+	if out, err := exec.Command("cp", "-a", h.path(""), o.path("")).CombinedOutput(); err != nil {
+		t.Fatalf("copy the state directory: %v: %s", err, out)
+	}
+	start(t, h, "")
+	start(t, o, "QUARANTINE")
+	set, err := o.SetBudget(t.Context(), budget)
+	need(t, err)
+	testenv.Eventually(t, time.Minute, "the copy's budget is spent", func() bool {
+		b, err := o.Budget(t.Context(), set.Key)
+		return err == nil && b.Percent >= 100
+	})
+	<-time.After(1500 * time.Millisecond)
+	if got, err := o.Sandbox(t.Context(), "runs"); err != nil || got.Status != sandbox.StatusRunning {
+		t.Errorf("in the copy: %s (%s), %v", got.Status, got.Reason, err)
+	}
+	if got, err := h.Sandbox(t.Context(), "runs"); err != nil || got.Status != sandbox.StatusRunning || got.InitPID != sb.InitPID {
+		t.Errorf("in the original: %s (%s: %s), %v", got.Status, got.Reason, got.Detail, err)
+	}
+	if got := h.Sh(t, "runs", "cat /root/one"); got != "one" {
+		t.Errorf("the file holds %q", got)
+	}
+	h.RemoveAll(t.Context())
+	h.Shut()
+	o.Crash()
+	if out, err := o.offline(t, "recover", "--copied"); err != nil {
+		t.Fatalf("recover --copied: %v\n%s", err, out)
+	}
+	start(t, o, "") // where it does not run
 }
 
 // TestClonedState: a copy of a state directory is known as one, makes and
