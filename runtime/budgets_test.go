@@ -69,8 +69,16 @@ func TestBudgetStops(t *testing.T) {
 	if b, err := h.Budget(t.Context(), b.Key); err != nil || b.Percent < 85 || b.Percent > 87 || len(b.Fired) != 1 {
 		t.Errorf("%+v, %v", b, err)
 	}
+	ended := sandbox.ExitStatus{Code: 3}
+	k.mu.Lock()
+	k.procs[sb.ID] = []sandbox.Process{{ID: "p1", Exit: &ended}, {ID: "p2"}}
+	k.mu.Unlock()
 	k.burn(sb.ID, 20_000_000)
 	got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusStopped })
+	procs, err := h.Processes(t.Context(), string(sb.ID))
+	if err != nil || len(procs) != 2 || procs[0].Exit == nil || *procs[0].Exit != ended || procs[1].Exit == nil || procs[1].Exit.Signal != "SIGKILL" || procs[1].Exit.Code != 137 || procs[1].Exit.At.IsZero() {
+		t.Errorf("records of its processes: %+v, %v", procs, err)
+	}
 	if got.Reason != sandbox.ReasonBudget || !strings.Contains(got.Detail, b.Key) {
 		t.Errorf("stopped for %s: %s", got.Reason, got.Detail)
 	}

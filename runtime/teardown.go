@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
@@ -410,6 +412,9 @@ func (m *Manager) keepOutput(ctx context.Context, b *box, ch *state.Change) {
 	}
 	for _, p := range slices.Backward(procs) {
 		tail := m.tail(ctx, b, p)
+		if p.Exit == nil { // the kill that follows ends it, and nobody will hear of that
+			p.Exit = &sandbox.ExitStatus{Code: 128 + int(unix.SIGKILL), Signal: "SIGKILL", At: time.Now().UTC()}
+		}
 		if len(ch.LastOutput) == 0 || p.Main {
 			if len(tail) > 0 {
 				ch.LastOutput = tail
