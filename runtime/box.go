@@ -51,6 +51,7 @@ type box struct {
 	// adopted is when this daemon took it over from an earlier one.
 	adopted time.Time // guarded by mu
 
+	resets atomic.Int64 // of its root, begun ones too
 	unseen atomic.Int64 // bytes that may be written before its memory is looked at
 	lent   atomic.Bool  // somebody follows what PID 1 holds for it in memory
 
@@ -97,6 +98,9 @@ func (b *box) setStatus(s sandbox.Status, why sandbox.Reason) {
 
 // setCut notes what kills the processes from now on.
 func (b *box) setCut(c cut) {
+	if c == cutReset {
+		b.resets.Add(1)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cut = c

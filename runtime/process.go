@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandboxd/sandboxd/runtime/launch"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -26,7 +27,9 @@ func (m *Manager) StartProcess(ctx context.Context, ref string, spec sandbox.Pro
 		return sandbox.Process{}, err
 	}
 	defer b.enter()()
-	return b.guest.Start(ctx, spec)
+	shell := b.present()
+	p, err = b.guest.Start(ctx, spec)
+	return p, m.fate(b, shell, err)
 }
 
 // Exec starts a command and connects to it in one step.
@@ -150,7 +153,7 @@ func (m *Manager) SignalProcess(ctx context.Context, ref string, id sandbox.Proc
 		return err
 	}
 	defer b.enter()()
-	return b.guest.Signal(ctx, id, signal)
+	return m.fate(b, b.present(), b.guest.Signal(ctx, id, signal))
 }
 
 // KeptOutput returns the end of a process's output as kept when its sandbox
@@ -181,15 +184,27 @@ func (m *Manager) Files(ctx context.Context, ref string) (sandbox.Files, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &files{g: b.guest, m: m, b: b, over: func() bool { return m.memoryOver(ctx, b) }}, nil
+	return &files{g: b.guest, m: m, b: b, shell: b.present(), resets: b.resets.Load(), over: func() bool { return m.memoryOver(ctx, b) }}, nil
 }
 
-// files counts each piece of file work as activity.
+// files counts each piece of file work as activity. Work that breaks off says
+// what became of the sandbox.
 type files struct {
-	g    sandbox.Files
-	m    *Manager
-	b    *box
-	over func() bool // the sandbox has more memory than it may
+	g      sandbox.Files
+	m      *Manager
+	b      *box
+	shell  *launch.Shell // whose files they are
+	resets int64         // of the sandbox before
+	over   func() bool   // the sandbox has more memory than it may
+}
+
+// fate turns the end of file work into the error that says what became of the
+// sandbox, where that ended it.
+func (f *files) fate(err error) error {
+	if f.b.resets.Load() != f.resets && (errors.Is(err, sandbox.ErrUnavailable) || errors.Is(err, io.EOF)) {
+		return sandbox.Errorf(sandbox.ErrConflict, sandbox.CodeReset, "sandbox %s was put back on other files by a reset, rollback or undo, which ended the work on its files: begin it again", f.b.id)
+	}
+	return f.m.fate(f.b, f.shell, err)
 }
 
 // lentEvery is how often a sandbox is looked at that has files in memory which
@@ -250,17 +265,19 @@ func (r *inMemory) Read(p []byte) (int, error) {
 
 func (f *files) Stat(ctx context.Context, user, path string) (sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.Stat(ctx, user, path)
+	info, err := f.g.Stat(ctx, user, path)
+	return info, f.fate(err)
 }
 
 func (f *files) List(ctx context.Context, user, path string, depth int) ([]sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.List(f.m.charged(ctx, f.b), user, path, depth)
+	all, err := f.g.List(f.m.charged(ctx, f.b), user, path, depth)
+	return all, f.fate(err)
 }
 
 func (f *files) Each(ctx context.Context, user, path string, depth int, g func(sandbox.FileInfo) error) error {
 	defer f.b.enter()()
-	return f.g.Each(f.m.charged(ctx, f.b), user, path, depth, g)
+	return f.fate(f.g.Each(f.m.charged(ctx, f.b), user, path, depth, g))
 }
 
 func (f *files) Read(ctx context.Context, user, path string, offset, limit int64) (sandbox.FileInfo, io.ReadCloser, error) {
@@ -268,34 +285,36 @@ func (f *files) Read(ctx context.Context, user, path string, offset, limit int64
 	info, r, err := f.g.Read(ctx, user, path, offset, limit)
 	if err != nil {
 		leave()
-		return info, nil, err
+		return info, nil, f.fate(err)
 	}
-	return info, &leaving{r, leave}, nil
+	return info, &leaving{ReadCloser: r, f: f, leave: leave}, nil
 }
 
 func (f *files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.Write(ctx, user, path, mode, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen})
+	info, err := f.g.Write(ctx, user, path, mode, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen})
+	return info, f.fate(err)
 }
 
 func (f *files) Mkdir(ctx context.Context, user, path string, mode uint32) (sandbox.FileInfo, error) {
 	defer f.b.enter()()
-	return f.g.Mkdir(ctx, user, path, mode)
+	info, err := f.g.Mkdir(ctx, user, path, mode)
+	return info, f.fate(err)
 }
 
 func (f *files) Move(ctx context.Context, user, from, to string) error {
 	defer f.b.enter()()
-	return f.g.Move(ctx, user, from, to)
+	return f.fate(f.g.Move(ctx, user, from, to))
 }
 
 func (f *files) Remove(ctx context.Context, user, path string, recursive bool) error {
 	defer f.b.enter()()
-	return f.g.Remove(ctx, user, path, recursive)
+	return f.fate(f.g.Remove(ctx, user, path, recursive))
 }
 
 func (f *files) Chmod(ctx context.Context, user, path string, mode uint32) error {
 	defer f.b.enter()()
-	return f.g.Chmod(ctx, user, path, mode)
+	return f.fate(f.g.Chmod(ctx, user, path, mode))
 }
 
 func (f *files) Watch(ctx context.Context, user, path string, recursive bool) (sandbox.FileWatch, error) {
@@ -303,9 +322,9 @@ func (f *files) Watch(ctx context.Context, user, path string, recursive bool) (s
 	w, err := f.g.Watch(ctx, user, path, recursive)
 	if err != nil {
 		leave()
-		return nil, err
+		return nil, f.fate(err)
 	}
-	return &leavingWatch{w, leave}, nil
+	return &leavingWatch{FileWatch: w, f: f, leave: leave}, nil
 }
 
 func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, error) {
@@ -313,19 +332,19 @@ func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, e
 	r, err := f.g.TarOut(ctx, user, path)
 	if err != nil {
 		leave()
-		return nil, err
+		return nil, f.fate(err)
 	}
-	return &leaving{r, leave}, nil
+	return &leaving{ReadCloser: r, f: f, leave: leave}, nil
 }
 
 func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error {
 	defer f.b.enter()()
-	return f.g.TarIn(ctx, user, path, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen})
+	return f.fate(f.g.TarIn(ctx, user, path, &inMemory{Reader: r, over: f.over, unseen: &f.b.unseen}))
 }
 
 // Agent returns the file work of an agent.
 func (f *files) Agent(owner string) sandbox.AgentFiles {
-	a := &agentFiles{files: files{g: f.g, m: f.m, b: f.b, over: f.over}}
+	a := &agentFiles{files: *f}
 	if g, ok := f.g.(sandbox.Agents); ok {
 		a.agent = g.Agent(owner)
 		a.g = a.agent
@@ -345,26 +364,43 @@ func (a *agentFiles) SetAttrs(ctx context.Context, path string, attrs map[string
 		return sandbox.Errorf(sandbox.ErrUnsupported, "no_attributes", "this sandbox's init sets no attributes: start it anew")
 	}
 	defer a.b.enter()()
-	return a.agent.SetAttrs(ctx, path, attrs)
+	return a.fate(a.agent.SetAttrs(ctx, path, attrs))
 }
 
 // leaving ends a call's activity with its stream.
 type leaving struct {
 	io.ReadCloser
-	leave func()
+	f      *files
+	leave  func()
+	closed atomic.Bool // by the client
 }
 
-// WriteTo keeps the stream's own fast path.
-func (l *leaving) WriteTo(w io.Writer) (int64, error) { return io.Copy(w, l.ReadCloser) }
+func (l *leaving) Read(p []byte) (int, error) {
+	n, err := l.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && !l.closed.Load() { //nolint:errorlint // as io.Reader has it: the whole was read
+		err = l.f.fate(err)
+	}
+	return n, err
+}
 
-func (l *leaving) Close() error { l.leave(); return l.ReadCloser.Close() }
+func (l *leaving) Close() error { l.closed.Store(true); l.leave(); return l.ReadCloser.Close() }
 
 type leavingWatch struct {
 	sandbox.FileWatch
-	leave func()
+	f      *files
+	leave  func()
+	closed atomic.Bool // by the client
 }
 
-func (l *leavingWatch) Close() error { l.leave(); return l.FileWatch.Close() }
+func (l *leavingWatch) Next() (sandbox.FileEvent, error) {
+	e, err := l.FileWatch.Next()
+	if err != nil && !l.closed.Load() {
+		err = l.f.fate(err)
+	}
+	return e, err
+}
+
+func (l *leavingWatch) Close() error { l.closed.Store(true); l.leave(); return l.FileWatch.Close() }
 
 // clip shortens s to at most n bytes of its own.
 func clip(s string, n int) string {

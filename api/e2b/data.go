@@ -143,6 +143,15 @@ func (c *call) gone() bool {
 	return err != nil || box.Status != sandbox.StatusRunning
 }
 
+// endedWith reports whether a stream broke off with its sandbox, and says how.
+func endedWith(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeEnded, sandbox.CodeStopped, sandbox.CodeReset:
+		return true
+	}
+	return false
+}
+
 // writeFault answers a plain HTTP request with an error.
 func writeFault(w http.ResponseWriter, status int, message string) {
 	answer(w, status, failure{Code: status, Message: message})

@@ -241,8 +241,7 @@ func (f *follower) run() error {
 			return nil
 		default:
 			f.c.log.Debug("a process's stream broke off", "sandbox", f.c.ref, "process", rec.ID, "err", err)
-			switch sandbox.CodeOf(err) {
-			case sandbox.CodeEnded, sandbox.CodeStopped, sandbox.CodeReset:
+			if endedWith(err) {
 				return err // which says why
 			}
 			return errAbort // PID 1 has gone

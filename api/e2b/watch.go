@@ -144,6 +144,8 @@ func (c *call) watchEnded(err error) error {
 		return told
 	case c.ctx().Err() != nil:
 		return nil
+	case endedWith(err): // which says why
+		return err
 	case c.gone():
 		return errAbort
 	case errors.Is(err, io.EOF):

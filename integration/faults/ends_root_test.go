@@ -88,8 +88,15 @@ func (w *watched) ways() map[string]func(context.Context) told {
 		"lines":  w.lines,
 		"raw":    w.raw,
 		"mcp":    w.mcp,
-		"e2b":    w.e2b,
-		"js":     w.js,
+		"e2b": func(ctx context.Context) told {
+			return w.e2b(ctx, "process.Process/Start", map[string]any{"process": map[string]any{"cmd": w.argv[0], "args": w.argv[1:]}})
+		},
+		"e2b files": func(ctx context.Context) told {
+			return w.e2b(ctx, "filesystem.Filesystem/WatchDir", map[string]any{"path": "/tmp", "recursive": true})
+		},
+		"files":     w.files,
+		"cli files": func(ctx context.Context) told { return w.cli(ctx, "files", "watch", w.ref(), "/root") },
+		"js":        w.js,
 		"cli exec": func(ctx context.Context) told {
 			return w.cli(ctx, append([]string{"exec", w.ref(), "--"}, w.argv...)...)
 		},
@@ -102,7 +109,10 @@ func (w *watched) ways() map[string]func(context.Context) told {
 }
 
 // oneRequest are those that do not connect again.
-var oneRequest = map[string]bool{"lines": true, "mcp": true, "e2b": true, "js": true}
+var oneRequest = map[string]bool{"lines": true, "mcp": true, "e2b": true, "js": true, "files": true, "cli files": true, "e2b files": true}
+
+// ofFiles are those that watch files: no command of theirs runs.
+var ofFiles = map[string]bool{"files": true, "cli files": true, "e2b files": true}
 
 // followers watch the process of run: they start none.
 var followers = map[string]bool{"run": true, "attach": true, "lines": true, "raw": true, "cli logs": true, "cli attach": true}
@@ -207,7 +217,19 @@ func inText(text string) told {
 	return t
 }
 
-func (w *watched) e2b(ctx context.Context) told {
+func (w *watched) files(ctx context.Context) told {
+	f, err := w.d.Files(w.ref()).Watch(ctx, "", "/root", false)
+	if err != nil {
+		return toldBy(err)
+	}
+	defer f.Close()
+	if _, err = f.Next(); err == nil {
+		return told{code: "a change"}
+	}
+	return toldBy(err)
+}
+
+func (w *watched) e2b(ctx context.Context, method string, message map[string]any) told {
 	get, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e2bListen+"/sandboxes/"+w.ref(), http.NoBody)
 	get.Header.Set("X-API-Key", w.key)
 	resp, err := http.DefaultClient.Do(get)
@@ -219,9 +241,9 @@ func (w *watched) e2b(ctx context.Context) told {
 	}
 	_ = json.NewDecoder(resp.Body).Decode(&box)
 	resp.Body.Close()
-	body, _ := json.Marshal(map[string]any{"process": map[string]any{"cmd": w.argv[0], "args": w.argv[1:]}})
+	body, _ := json.Marshal(message)
 	frame := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
-	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e2bListen+"/process.Process/Start", bytes.NewReader(frame))
+	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e2bListen+"/"+method, bytes.NewReader(frame))
 	for k, v := range map[string]string{"E2b-Sandbox-Id": w.ref(), "E2b-Sandbox-Port": "49983", "X-Access-Token": box.Token, "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"} {
 		req.Header.Set(k, v)
 	}
@@ -408,6 +430,18 @@ func TestEnds(t *testing.T) {
 			for name, got := range all() {
 				judge(t, e, name, got)
 			}
+			if !d.Alive() {
+				d.Up()
+			}
+			records, err := d.Processes(t.Context(), w.ref())
+			for _, p := range records {
+				if p.Exit == nil {
+					t.Errorf("process %s is said to run on", p.ID)
+				}
+			}
+			if err != nil || len(records) == 0 && e.reason != sandbox.ReasonCrashed { // PID 1 takes its records along
+				t.Errorf("records of its processes: %d, %v", len(records), err)
+			}
 		})
 	}
 }
@@ -427,7 +461,7 @@ func (w *watched) watch(t *testing.T) func() map[string]told {
 	got := map[string]told{}
 	starts := 1
 	for name, way := range ways {
-		if !followers[name] {
+		if !followers[name] && !ofFiles[name] {
 			starts++
 		}
 		wg.Go(func() {
@@ -459,7 +493,7 @@ func judge(t *testing.T, e anEnd, name string, got told) {
 	case name == "raw":
 		ok = got.code == "broken"
 	case e.broken && oneRequest[name]: // nobody is left who could say more
-		ok = got.code == "broken" || got.code == "nothing" || got.code == "internal" || got.code == "stream_broken"
+		ok = got.code == "broken" || got.code == "nothing" || got.code == "internal" || got.code == "stream_broken" || strings.Contains(got.text, "(stream_broken)")
 	case !followers[name]:
 	case e.reason == sandbox.ReasonExited: // they watch the command that ends the sandbox
 		ok = got.code == "exit 0"
