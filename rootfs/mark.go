@@ -76,8 +76,27 @@ const (
 )
 
 // Mark reads the volume's mark; a zero one where it has none.
-func (s *Store) Mark() (m Mark, err error) {
-	b, err := os.ReadFile(s.vol.path(MarkFile))
+func (s *Store) Mark() (Mark, error) { return s.vol.mark() }
+
+// ReadMark reads the mark of the volume beneath a state directory that no Store
+// has, changes nothing there, and names this start of the machine.
+func ReadMark(dir string) (m Mark, boot string, err error) {
+	if boot, err = bootID(); err != nil {
+		return m, boot, err
+	}
+	v := &volume{dir: filepath.Join(dir, "volume")}
+	if image := filepath.Join(dir, "volume.img"); unix.Access(image, unix.F_OK) == nil {
+		if v, err = v.mountImage(image); err != nil {
+			return m, boot, err
+		}
+		defer func() { err = errors.Join(err, v.close()) }()
+	}
+	m, err = v.mark()
+	return m, boot, err
+}
+
+func (v *volume) mark() (m Mark, err error) {
+	b, err := os.ReadFile(v.path(MarkFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return m, nil
 	}
@@ -85,7 +104,7 @@ func (s *Store) Mark() (m Mark, err error) {
 		err = json.Unmarshal(bytes.TrimSpace(b), &m)
 	}
 	if err != nil {
-		return m, fmt.Errorf("rootfs: read the mark of the volume %s: %w", s.vol.path(MarkFile), err)
+		return m, fmt.Errorf("rootfs: read the mark of the volume %s: %w", v.path(MarkFile), err)
 	}
 	return m, nil
 }

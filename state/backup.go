@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -34,52 +35,70 @@ func (d *DB) Backup(ctx context.Context, path string) (err error) {
 }
 
 // CheckBackup says whether the file at path, nobody's yet, is a whole database
-// of sandboxd. Its write-ahead log, where it has one, is folded into it. Class
-// ErrInvalid, code not_a_backup.
-func CheckBackup(ctx context.Context, path string) error {
+// of sandboxd, and where that belongs. Its write-ahead log, where it has one, is
+// folded into it. Class ErrInvalid, code not_a_backup.
+func CheckBackup(ctx context.Context, path string) (in Installation, err error) {
 	name, err := dsn(path, false)
 	if err != nil {
-		return err
+		return in, err
 	}
 	db, err := sql.Open("sqlite3", name)
 	if err != nil {
-		return err
+		return in, err
 	}
-	ours := false
-	err = fault(ctx, db)
-	if err == nil {
-		err = db.QueryRowContext(ctx, sqlHasTable, "schema_version").Scan(&ours)
+	if err = fault(ctx, db); err == nil {
+		in, err = readInstallation(ctx, db)
 	}
-	if err = errors.Join(err, db.Close()); err == nil && !ours {
+	if err = errors.Join(err, db.Close()); err == nil && in.Made {
 		err = errors.New("it has no schema version")
 	}
-	if err != nil {
-		return sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "not a whole database of sandboxd: %w", err)
+	if ctx.Err() != nil {
+		return in, ctx.Err()
 	}
-	return nil
+	if err != nil {
+		return in, sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "not a whole database of sandboxd: %w", err)
+	}
+	return in, nil
 }
 
-// Credentials reads the keys and owners of the database at path, nobody's now, if
-// its pages are whole. Its write-ahead log is folded into it, as by CheckBackup.
-func Credentials(ctx context.Context, path string) (keys []access.Key, owners []access.Owner, err error) {
+// Credentials are whom a database lets in.
+type Credentials struct {
+	Installation
+
+	Keys   []access.Key
+	Owners []access.Owner
+}
+
+// ReadCredentials reads those of the database at path, nobody's now, if its pages
+// are whole. Its write-ahead log is folded into it, as by CheckBackup; one that
+// has none is not changed.
+func ReadCredentials(ctx context.Context, path string) (c Credentials, err error) {
 	name, err := dsn(path, false)
 	if err != nil {
-		return nil, nil, err
+		return c, err
 	}
-	db, err := sql.Open("sqlite3", name+"&mode=rw")
+	name += "&mode=rw"
+	if _, err := os.Lstat(path + "-wal"); errors.Is(err, os.ErrNotExist) {
+		name, _, _ = strings.Cut(name, "?")
+		name += "?mode=ro&immutable=1"
+	}
+	db, err := sql.Open("sqlite3", name)
 	if err != nil {
-		return nil, nil, err
+		return c, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	if err := quickCheck(ctx, db); err != nil {
-		return nil, nil, err
+		return c, err
 	}
 	d := &DB{reader: db}
-	keys, err = d.Keys(ctx)
+	c.Installation, err = readInstallation(ctx, db)
 	if err == nil {
-		owners, err = d.Owners(ctx)
+		c.Keys, err = d.Keys(ctx)
 	}
-	return keys, owners, err
+	if err == nil {
+		c.Owners, err = d.Owners(ctx)
+	}
+	return c, err
 }
 
 func notThere(err error) error {

@@ -3,16 +3,12 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
 )
 
@@ -52,6 +48,7 @@ func keepBackups(c config, name string, db *state.DB, log *slog.Logger) (stop fu
 	if c.Backup.Every == 0 {
 		return func() {}
 	}
+	removeMatching(filepath.Join(c.backupDir(), name+"-*"+backupEnd+".part*")) // of a daemon that was killed
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -112,101 +109,10 @@ func (c config) backUp(ctx context.Context, name string, db *state.DB) error {
 	return err
 }
 
-// restore puts a backup in the place of its database, which it keeps beside it.
-func restore(c config, log *slog.Logger, backup string, out io.Writer) error {
-	unlock, err := lockAll(c, log)
-	if err != nil {
-		return err
+// removeMatching removes what was left half made; what stays is left for the next time.
+func removeMatching(pattern string) {
+	left, _ := filepath.Glob(pattern)
+	for _, path := range left {
+		_ = os.Remove(path)
 	}
-	defer unlock()
-	if backup == "" {
-		all, err := c.backupsOf("sandboxd")
-		if err != nil || len(all) == 0 {
-			return errors.Join(err, fmt.Errorf("there is no backup in %s", c.backupDir()))
-		}
-		backup = all[len(all)-1]
-	}
-	name := "sandboxd"
-	if strings.HasPrefix(filepath.Base(backup), "production-") {
-		name = "production"
-	}
-	path := filepath.Join(c.StateDir, name+".db")
-	part := path + ".restored"
-	files := []string{"", "-wal", "-shm"}
-	tidy := func() { // also what a restore that was cut off left: its log would be taken for this one's
-		for _, end := range files {
-			_ = os.Remove(part + end)
-		}
-	}
-	tidy()
-	for _, end := range files[:2] { // one that was set aside may have a log
-		if err := copyFile(backup+end, part+end); err != nil && (end == "" || !errors.Is(err, os.ErrNotExist)) {
-			return fmt.Errorf("copy the backup: %w", err)
-		}
-	}
-	if err := state.CheckBackup(context.Background(), part); err != nil {
-		tidy()
-		return fmt.Errorf("%s is not restored, nothing was changed: %w", backup, err)
-	}
-	aside := ".before-" + time.Now().UTC().Format("20060102T150405.000000Z")
-	for _, end := range files {
-		if err := os.Rename(path+end, path+aside+end); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("set the old database aside: %w", err)
-		}
-	}
-	if err := os.Rename(part, path); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "%s is %s now; what was there is %s\n", path, backup, path+aside)
-	fmt.Fprintln(out, "The volume is newer than it: 'sandboxd recover' says what the backup does not know, and adopts or removes it.")
-	if name == "sandboxd" { // the production world has none of its own
-		tellValidAgain(out, path+aside, path)
-	}
-	return nil
-}
-
-// tellValidAgain says whom a restored database lets in that the one before did not.
-func tellValidAgain(out io.Writer, before, now string) {
-	ctx := context.Background()
-	oldKeys, oldOwners, err := state.Credentials(ctx, before)
-	keys, owners, nerr := state.Credentials(ctx, now)
-	if err := errors.Join(err, nerr); err != nil {
-		fmt.Fprintf(out, "Keys revoked, and owners disabled, since the backup are valid again, and what was there cannot be compared (%v): see 'sandbox key ls' and 'sandbox owner ls'.\n", err)
-		return
-	}
-	good := map[string]bool{}
-	for _, o := range oldOwners {
-		good["owner "+o.Name] = !o.Disabled
-	}
-	for _, k := range oldKeys {
-		good[k.ID] = k.RevokedAt == nil
-	}
-	for _, o := range owners {
-		if !o.Disabled && !good["owner "+o.Name] {
-			fmt.Fprintf(out, "Owner %s was disabled or removed since the backup, and is enabled again: 'sandbox owner set %s --disable'\n", o.Name, o.Name)
-		}
-	}
-	for _, k := range keys {
-		over := k.RevokedAt != nil || k.ExpiresAt != nil && time.Now().After(*k.ExpiresAt)
-		if !over && !good[k.ID] {
-			fmt.Fprintf(out, "Key %s of %s (%s…) was revoked or removed since the backup, and is valid again: 'sandbox key revoke %s'\n", strings.TrimSpace(k.ID+" "+sandbox.Plain(k.Name)), k.Owner, k.Begins, k.ID)
-		}
-	}
-}
-
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	if err == nil {
-		err = out.Sync()
-	}
-	return errors.Join(err, out.Close())
 }

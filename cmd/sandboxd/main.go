@@ -172,16 +172,17 @@ func restoreCommand(configured func() (config, error)) *cobra.Command {
 		Use: "restore [BACKUP]", Args: cobra.MaximumNArgs(1),
 		Short: "Put a backup of the database in its place, where no daemon runs",
 		Long: `restore puts a backup, by default the newest of STATE/backups, in the place of the
-database, and keeps what was there beside it. Those named production-… are of the
+database, and keeps what was there beside it. Those named production… are of the
 production world. What is newer than the backup stays on the volume: the next
-start is in quarantine until 'sandboxd recover' has decided about it.`,
+start is in quarantine until 'sandboxd recover' has decided about it. restore says
+so, and names keys and owners that newer databases do not let in.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := configured()
 			if err != nil {
 				return err
 			}
-			return asDaemon(c, func(_ context.Context, log *slog.Logger) error {
-				return restore(c, log, strings.Join(args, ""), cmd.OutOrStdout())
+			return asDaemon(c, func(ctx context.Context, log *slog.Logger) error {
+				return restore(ctx, c, log, strings.Join(args, ""), cmd.OutOrStdout())
 			})
 		},
 	}

@@ -205,6 +205,7 @@ func assemble(ctx context.Context, c config, log *slog.Logger, opened *closers) 
 	if err != nil {
 		return nil, p, fmt.Errorf("read the host's boot id: %w", err)
 	}
+	removeMatching(filepath.Join(c.StateDir, "*.db"+restoredEnd+"*")) // of a restore that was killed
 	if err := state.MakeRoom(c.StateDir); err != nil {
 		return nil, p, err
 	}

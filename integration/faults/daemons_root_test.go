@@ -3,6 +3,8 @@
 package faults
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,7 +187,14 @@ func TestBackupAndRestore(t *testing.T) {
 	need(t, within(20*time.Second, func() bool { return h.backups(t)[0] != first })) // kept: two
 	h.Crash()
 	newest := h.backups(t)[len(h.backups(t))-1]
+	halves := []string{h.path("sandboxd.db.restored"), h.path("sandboxd.db.restored-wal"), h.path("backups/sandboxd-20200101T000000Z.db.part")}
+	for _, half := range halves { // of a restore and a backup that were killed
+		need(t, os.WriteFile(half, []byte("half"), 0o600))
+	}
 	h.Up()
+	for _, half := range halves {
+		need(t, within(20*time.Second, func() bool { _, err := os.Stat(half); return errors.Is(err, fs.ErrNotExist) }))
+	}
 	late := h.New(t, sandbox.Spec{Name: "late"})
 	h.Sh(t, "late", "echo late > /root/late")
 	if out, err := h.offline(t, "restore", newest); err == nil {
