@@ -316,6 +316,9 @@ func (k *kernel) Files(_ context.Context, ref string) (sandbox.Files, error) {
 func (k *kernel) CreateVolume(_ context.Context, req sandbox.VolumeRequest) (sandbox.Volume, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if err := k.may("volume", req.Name); err != nil {
+		return sandbox.Volume{}, err
+	}
 	if k.Volumes[req.Name] {
 		return sandbox.Volume{}, sandbox.Errorf(sandbox.ErrConflict, "volume_exists", "there is one")
 	}

@@ -337,6 +337,37 @@ func TestWebhooksOfAProject(t *testing.T) {
 	}
 }
 
+// TestRefusedProjectIsNotTold: where the workspace is refused, as in a
+// quarantine, nothing says that there is a project; the control is one that is
+// made.
+func TestRefusedProjectIsNotTold(t *testing.T) {
+	h := newHost(t)
+	h.lab.refusing(func(verb, _ string) error {
+		if verb == "volume" {
+			return sandbox.Errorf(sandbox.ErrConflict, "quarantine", "nothing is made")
+		}
+		return nil
+	})
+	if _, err := h.CreateProject(t.Context(), project.Request{Name: "pq"}); sandbox.CodeOf(err) != "quarantine" {
+		t.Fatalf("%v, want quarantine", err)
+	}
+	h.lab.refusing(nil)
+	h.project("made", easy)
+	events, err := h.dbs[0].Events(t.Context(), 0, "", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range events {
+		if e.Type == eventCreated {
+			names = append(names, e.Data["name"])
+		}
+	}
+	if !slices.Equal(names, []string{"made"}) {
+		t.Errorf("created, as events say: %q", names)
+	}
+}
+
 // TestKillIsFinished: a daemon that ends after the row is followed by one that
 // does the rest.
 func TestKillIsFinished(t *testing.T) {

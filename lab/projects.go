@@ -25,21 +25,19 @@ func (l *Lab) CreateProject(ctx context.Context, req project.Request) (project.P
 		return p, err
 	}
 	p.Workspace = "ws-" + string(p.ID)
-	// The row comes first, so that no volume is left that no project knows.
-	err := l.update(ctx, func(t project.Tx) error {
-		if err := t.PutProject(p); err != nil {
-			return err
-		}
-		return t.Tell(newsOf(p, eventCreated, req.Actor, map[string]string{"name": p.Name}))
-	})
-	if err != nil {
+	// The row comes first, so that no volume is left that no project knows; the
+	// event comes last, since without its workspace there is no project.
+	if err := l.update(ctx, func(t project.Tx) error { return t.PutProject(p) }); err != nil {
 		return p, err
 	}
+	work := context.WithoutCancel(ctx)
 	if err := l.workspace(ctx, p, req.WorkspaceBytes); err != nil {
-		work := context.WithoutCancel(ctx)
 		_ = l.store.UpdateLab(work, func(t project.Tx) error { return t.DeleteProject(p.ID) }) // the error says why
 		return p, err
 	}
+	l.complain(work, "write the event of a new project", l.update(work, func(t project.Tx) error {
+		return t.Tell(newsOf(p, eventCreated, req.Actor, map[string]string{"name": p.Name}))
+	}))
 	return p.Shown(), nil
 }
 
