@@ -13,7 +13,7 @@ type Posted struct {
 	Charged Nano   `json:"charged" doc:"What it comes to: the amount, or the price of the quantity."`
 	Book    string `json:"book,omitempty" doc:"The price book a quantity was priced with."`
 	Actor   string `json:"actor,omitempty" doc:"Who sent it."`
-	Owner   string `json:"owner,omitempty" doc:"Of the sandbox it is for, or the owner it is for."`
+	Owner   string `json:"owner,omitempty" doc:"Who has the sandbox or project it is for, or the owner it is for."`
 	Project string `json:"project,omitempty"`
 
 	Cancels     int64     `json:"cancels,omitempty" doc:"It is the cancellation of the entry with this number: its opposite, at the same time."`

@@ -30,7 +30,7 @@ func (l *Lab) Evaluate(ctx context.Context, ref, actor string) (project.Evaluati
 			return err
 		}
 		return t.Tell(newsOf(p, eventEvaluated, actor, map[string]string{
-			"evaluation": string(e.ID), "recommendation": string(e.Recommendation), "roi": project.Percent(in.Total.ROI), "profit": in.Total.Profit.String(),
+			"evaluation": string(e.ID), "recommendation": string(e.Recommendation), "roi": project.Percent(in.Total.Rate()), "profit": in.Total.Profit.String(),
 		}))
 	})
 	return e, err
@@ -195,7 +195,7 @@ func (l *Lab) alert(ctx context.Context, p project.Project) error {
 		}
 		for _, r := range current.Alerts {
 			if now[r.Name] && !current.Fired[r.Name] {
-				data := map[string]string{"alert": r.Name, "when": r.When, "roi": project.Percent(in.Total.ROI), "profit": in.Total.Profit.String()}
+				data := map[string]string{"alert": r.Name, "when": r.When, "roi": project.Percent(in.Total.Rate()), "profit": in.Total.Profit.String()}
 				if err := t.Tell(newsOf(current, eventAlert, "daemon", data)); err != nil {
 					return err
 				}

@@ -68,7 +68,7 @@ func (l *Lab) Promote(ctx context.Context, ref string, req project.PromotionRequ
 	}
 	roi := map[project.AgentID]int64{}
 	for _, m := range e.Inputs.Agents {
-		roi[m.Agent] = m.ROI
+		roi[m.Agent] = m.Rate()
 	}
 	agents, err := l.store.Agents(ctx, p.ID)
 	if err != nil {

@@ -111,7 +111,7 @@ func (r *rules) holds(expression string, in project.Inputs) (bool, error) {
 	}
 	out, _, err := p.ContextEval(ctx, map[string]any{
 		"cost": money[0], "revenue": money[1], "profit": money[2],
-		"roi_bp": in.Total.ROI, "age_seconds": in.Age, "unit": int64(cost.Unit), "agents": agents,
+		"roi_bp": in.Total.Rate(), "age_seconds": in.Age, "unit": int64(cost.Unit), "agents": agents,
 		"experiments": map[string]int64{
 			"running": int64(e.Running), "completed": int64(e.Completed), "succeeded": int64(e.Succeeded), "expired": int64(e.Expired),
 		},

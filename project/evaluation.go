@@ -83,7 +83,7 @@ type Evaluation struct {
 // pass, and says why.
 func Judge(c Criteria, in Inputs, holds func(expression string, in Inputs) (bool, error)) ([]Verdict, Recommendation) {
 	verdicts := []Verdict{
-		{CriterionROI, in.Total.ROI > 0, "ROI " + Percent(in.Total.ROI) + ", more than 0 % is asked for"},
+		{CriterionROI, in.Total.Rate() > 0, "ROI " + Percent(in.Total.Rate()) + ", more than 0 % is asked for"},
 		{CriterionProfit, in.Total.Profit.Cmp(cost.SumOf(c.MinProfit)) > 0, fmt.Sprintf("profit %s, more than %s is asked for", in.Total.Profit, c.MinProfit)},
 	}
 	active, want := in.Count(AgentActive), int(or(int64(c.MinActive), 1))
@@ -96,7 +96,7 @@ func Judge(c Criteria, in Inputs, holds func(expression string, in Inputs) (bool
 		}
 		verdicts = append(verdicts, v)
 	}
-	return verdicts, Conclude(verdicts, in.Total.ROI)
+	return verdicts, Conclude(verdicts, in.Total.Rate())
 }
 
 func sufficient(c Criteria, in Inputs) Verdict {

@@ -11,13 +11,17 @@ type Metrics struct {
 	Cost    cost.Sum `json:"cost"`
 	Revenue cost.Sum `json:"revenue"`
 	Profit  cost.Sum `json:"profit"`
-	ROI     int64    `json:"roi_bp" doc:"Profit by cost in basis points, rounded down: 10000 are 100 %. The largest or smallest number where there was no cost."`
+	ROI     *int64   `json:"roi_bp,omitempty" doc:"Profit by cost in basis points, rounded down: 10000 are 100 %. Absent without cost, and where it does not fit."`
 }
 
 // MetricsOf computes the metrics of an amount spent and earned.
 func MetricsOf(m Money) Metrics {
-	return Metrics{Cost: m.Cost, Revenue: m.Revenue, Profit: m.Revenue.Sub(m.Cost), ROI: ROI(m)}
+	profit := m.Revenue.Sub(m.Cost)
+	return Metrics{Cost: m.Cost, Revenue: m.Revenue, Profit: profit, ROI: cost.ROI(profit, m.Cost)}
 }
+
+// Rate is the ROI to judge by, which is always a number: see ROI.
+func (m Metrics) Rate() int64 { return ROI(Money{m.Cost, m.Revenue}) }
 
 // AgentMetrics is an agent with what it has come to.
 type AgentMetrics struct {

@@ -65,6 +65,27 @@ func TestROIAgainstBig(t *testing.T) {
 	}
 }
 
+// TestROIIsAbsentWhereItCannotBeSaid: in JSON, as in a report; what judges has
+// a number all the same.
+func TestROIIsAbsentWhereItCannotBeSaid(t *testing.T) {
+	for _, c := range []struct {
+		cost, revenue cost.Nano
+		json          string
+		rate          int64
+	}{
+		{10, 15, `"roi_bp":5000`, 5000},
+		{0, 15, ``, MaxROI},
+		{0, 0, ``, 0},
+		{1, cost.MaxNano, ``, MaxROI},
+	} {
+		m := MetricsOf(Money{cost.SumOf(c.cost), cost.SumOf(c.revenue)})
+		data, err := json.Marshal(m)
+		if err != nil || strings.Contains(string(data), "roi_bp") != (c.json != "") || !strings.Contains(string(data), c.json) || m.Rate() != c.rate {
+			t.Errorf("cost %s, revenue %s: %s, %d, %v", c.cost, c.revenue, data, m.Rate(), err)
+		}
+	}
+}
+
 func TestPercent(t *testing.T) {
 	for bp, want := range map[int64]string{0: "0.00 %", 5: "0.05 %", 30_001: "300.01 %", -3334: "-33.34 %", -5: "-0.05 %", MaxROI: "∞", MinROI: "-∞"} {
 		if got := Percent(bp); got != want {

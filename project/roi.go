@@ -2,6 +2,8 @@ package project
 
 import (
 	"math"
+
+	"github.com/sandboxd/sandboxd/cost"
 )
 
 // The ROI of what cost nothing: without bound where there is a profit or a
@@ -16,10 +18,8 @@ const (
 // below zero, of credits, counts as none.
 func ROI(m Money) int64 {
 	profit := m.Revenue.Sub(m.Cost)
-	if m.Cost.Sign() > 0 {
-		if n, ok := profit.Ratio(m.Cost, 10_000); ok {
-			return n
-		}
+	if n := cost.ROI(profit, m.Cost); n != nil {
+		return *n
 	}
 	switch {
 	case profit.Sign() > 0:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -289,6 +290,31 @@ func TestBudgetsCount(t *testing.T) {
 	h.crash()
 	h = openWith(t, k, dir, perSecond())
 	check()
+}
+
+// TestBudgetOfOwnerCountsProjects: what is entered for an owner's project, also
+// after a restart, but not what is entered for another's.
+func TestBudgetOfOwnerCountsProjects(t *testing.T) {
+	k, dir := newKernel(t), t.TempDir()
+	h := openWith(t, k, dir, perSecond())
+	p := project.Project{ID: project.NewID(), Name: "shop", Owner: "bob", Status: project.StatusActive, CreatedAt: time.Now()}
+	if err := h.state.UpdateLab(t.Context(), func(tx project.Tx) error { return tx.PutProject(p) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, owner := range []string{"bob", "alice"} {
+		setBudget(t, h, cost.BudgetRequest{Owner: owner, Meter: cost.MeterMoney, Limit: "10"})
+	}
+	if _, err := h.PostEntry(t.Context(), cost.EntryRequest{Kind: cost.KindCost, Project: string(p.ID), Amount: 11 * cost.Unit}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		all, err := h.Budgets(t.Context())
+		if err != nil || len(all) != 2 || all[0].ID != "alice" || all[0].Holds != cost.ActionNone || all[1].Holds != cost.ActionStop || all[1].Spent != "11" {
+			t.Errorf("%+v, %v", all, err)
+		}
+		h.crash()
+		h = openWith(t, k, dir, perSecond())
+	}
 }
 
 // TestBudgetOfTokens: entries alone spend it, and it acts when one comes.

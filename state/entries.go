@@ -13,9 +13,13 @@ import (
 )
 
 const (
+	// ownerOfEntry is who has an entry's target. Rows of projects from before
+	// owners were written into them have none: the project tells.
+	ownerOfEntry = `CASE WHEN e.owner = '' AND e.scope = 'project' THEN coalesce((SELECT owner FROM projects WHERE id = e.target), '') ELSE e.owner END`
+
 	// A key is written with its sender behind a tab, which neither a key nor one
 	// written before senders were, nor a cancellation's, has.
-	entryColumns = `e.number, e.scope, e.target, substr(e.key, 1, instr(e.key || char(9), char(9)) - 1), e.kind, e.at, e.amount, e.meter, e.quantity, e.book, e.note, e.actor, e.owner, e.project,
+	entryColumns = `e.number, e.scope, e.target, substr(e.key, 1, instr(e.key || char(9), char(9)) - 1), e.kind, e.at, e.amount, e.meter, e.quantity, e.book, e.note, e.actor, ` + ownerOfEntry + `, e.project,
 		coalesce(e.cancels, 0), coalesce(e.made_at, 0), coalesce((SELECT c.number FROM entries c WHERE c.cancels = e.number), 0), e.beyond`
 	sqlEntry         = `SELECT ` + entryColumns + ` FROM entries e WHERE e.scope = ?1 AND e.target = ?2 AND (e.key = ?3 || char(9) || ?4 OR e.key = ?3 AND e.actor = ?4)`
 	sqlEntryNumbered = `SELECT ` + entryColumns + ` FROM entries e WHERE e.number = ?`
@@ -24,6 +28,8 @@ const (
 	sqlCancelEntry = `INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto, cancels, made_at)
 		SELECT scope, target, 'cancel ' || number, kind, at, -max(amount, -9223372036854775807), meter, -max(quantity, -9223372036854775807), book, ?2, ?3, owner, project, 0, number, ?4
 		FROM entries WHERE number = ?1 RETURNING number`
+
+	sqlOwnerOfProject = `SELECT owner FROM projects WHERE id = ?`
 
 	ofOneTotal    = ` WHERE scope = ? AND target = ? AND kind = ? AND meter = ? AND book = ?`
 	sqlEntryTotal = `SELECT amount, quantity FROM entry_totals` + ofOneTotal
@@ -91,6 +97,13 @@ func (t *tx) post(e cost.Entry, book *cost.Book, actor string) (p cost.Posted, e
 		}
 	case cost.ScopeProject:
 		p.Project = e.ID
+		found, err := t.row(sqlOwnerOfProject, e.ID)
+		if err == nil {
+			err = found.Scan(&p.Owner)
+		}
+		if err != nil && !errors.Is(err, sql.ErrNoRows) { // operators may name one of another world
+			return p, err
+		}
 	case cost.ScopeOwner:
 		p.Owner = e.ID
 	}
@@ -248,7 +261,11 @@ func scanEntry(row scanner) (p cost.Posted, err error) {
 // entriesWhere are the conditions for ?1 ≤ time < ?2, and a sandbox ?3, an owner
 // ?4, a project ?5, a kind ?6 and an agent ?7, each if not empty.
 func entriesWhere(q cost.EntryQuery) string {
-	where := `e.at >= ?1 AND e.at < ?2 AND ` + only("e.target", 3, q.Sandbox) + ` AND ` + only("e.owner", 4, q.Owner) + ` AND ` +
+	owner := only("e.owner", 4, q.Owner)
+	if q.Owner != "" { // ownerOfEntry, by indexes
+		owner = `(` + owner + ` OR e.owner = '' AND e.scope = 'project' AND e.target IN (SELECT id FROM projects WHERE owner = ?4))`
+	}
+	where := `e.at >= ?1 AND e.at < ?2 AND ` + only("e.target", 3, q.Sandbox) + ` AND ` + owner + ` AND ` +
 		only("e.project", 5, q.Project) + ` AND ` + only("e.kind", 6, string(q.Kind)) + ` AND ` +
 		only(`(SELECT `+agentOf+` FROM ledger l WHERE e.scope = 'sandbox' AND l.sandbox = e.target)`, 7, q.Agent)
 	if q.Sandbox != "" {
@@ -374,8 +391,10 @@ func entryKey(by string) (expr, label string, err error) {
 		return `CASE e.scope WHEN 'sandbox' THEN e.target ELSE '' END`, "", nil
 	case by == "image":
 		return `coalesce(l.image, '')`, "", nil
+	case by == "owner":
+		return ownerOfEntry, "", nil
 	case by == "":
 		return `''`, "", nil
 	}
-	return `e.` + by, "", nil // owner, project
+	return `e.` + by, "", nil // project
 }

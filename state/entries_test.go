@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/cost"
+	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -107,6 +108,45 @@ func TestManySmallQuantities(t *testing.T) {
 	e.Meter, e.Quantity = "model.tokens", cost.Count(1<<63)
 	_, _, err = d.PutEntry(t.Context(), e, tokenBook("a", 7), "")
 	want(t, err, sandbox.ErrTooLarge, "entry_too_large")
+}
+
+// TestEntriesOfAProject: they are its owner's, also those from before entries
+// of projects had one; the control is a project that nobody knows.
+func TestEntriesOfAProject(t *testing.T) {
+	d := open(t)
+	p := aProject("shop")
+	p.Owner = "bob"
+	d.lab(t, func(tx project.Tx) error { return tx.PutProject(p) })
+	for key, id := range map[string]string{"a": string(p.ID), "b": "prj_unknown"} {
+		e := entry("", key)
+		e.Scope, e.ID, e.Amount = cost.ScopeProject, id, 100
+		got, _ := post(t, d, e, nil)
+		if want := map[string]string{"a": "bob"}[key]; got.Owner != want {
+			t.Errorf("an entry of %s is of %q, want %q", id, got.Owner, want)
+		}
+	}
+	if err := d.write(t.Context(), func(tx *tx) error {
+		_, err := tx.exec(`INSERT INTO entries (scope, target, key, kind, at, amount, meter, quantity, book, note, actor, owner, project, upto)
+			SELECT scope, target, 'before', kind, at, 7, meter, quantity, book, note, actor, '', project, upto FROM entries WHERE target = ?`, string(p.ID))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for owner, want := range map[string]int{"bob": 2, "alice": 0, "": 3} {
+		all, err := d.Entries(t.Context(), cost.EntryQuery{Owner: owner, Limit: 10})
+		if err != nil || len(all) != want {
+			t.Errorf("entries of %q: %+v, %v, want %d", owner, all, err, want)
+		}
+		for _, e := range all {
+			if owner != "" && e.Owner != owner {
+				t.Errorf("an entry of %q says %q", owner, e.Owner)
+			}
+		}
+	}
+	sums, err := d.EntrySums(t.Context(), "owner", cost.EntryQuery{})
+	if err != nil || len(sums) != 2 || sums[0].Key != "" || sums[0].Amount != cost.SumOf(100) || sums[1].Key != "bob" || sums[1].Amount != cost.SumOf(107) {
+		t.Errorf("%+v, %v", sums, err)
+	}
 }
 
 // TestEntrySums: entries count for their sandbox, its owner and its project, and

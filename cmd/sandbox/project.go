@@ -252,7 +252,7 @@ func projectTable(w printer, v project.View) error {
 	if v.Goal != "" {
 		err = errors.Join(err, w.printf("goal       %s\n", oneLine(v.Goal)))
 	}
-	err = errors.Join(err, w.printf("workspace  %s\ncost %s  revenue %s  profit %s  ROI %s\n", dash(v.Workspace), v.Metrics.Cost, v.Metrics.Revenue, v.Metrics.Profit, project.Percent(v.Metrics.ROI)))
+	err = errors.Join(err, w.printf("workspace  %s\ncost %s  revenue %s  profit %s  ROI %s\n", dash(v.Workspace), v.Metrics.Cost, v.Metrics.Revenue, v.Metrics.Profit, percent(v.Metrics.ROI)))
 	if e := v.Evaluation; e != nil {
 		err = errors.Join(err, w.printf("evaluated  %s, %s\n", e.Recommendation, ago(e.At)))
 	}
@@ -278,7 +278,7 @@ func agentTable(w printer, agents []project.AgentView) error {
 			if a.PromotedTo != "" {
 				detail = "in production as " + string(a.PromotedTo)
 			}
-			row("%s\t%s\t%d\t%s\t%s\t%s\t%s", a.ID, a.Status, a.Restarts, a.Metrics.Cost, a.Metrics.Revenue, project.Percent(a.Metrics.ROI), dash(clip(oneLine(detail), 60)))
+			row("%s\t%s\t%d\t%s\t%s\t%s\t%s", a.ID, a.Status, a.Restarts, a.Metrics.Cost, a.Metrics.Revenue, percent(a.Metrics.ROI), dash(clip(oneLine(detail), 60)))
 		}
 	})
 }
@@ -300,7 +300,7 @@ func (c *cli) projectSummaryCmd() *cobra.Command {
 			return c.show(s, func(w printer) error {
 				return columns(w, "PROJECT\tNAME\tSTATUS\tAGENTS\tACTIVE\tCOST\tREVENUE\tPROFIT\tROI", func(row func(string, ...any)) {
 					put := func(id, name, status, agents, active string, m project.Metrics) {
-						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", id, name, status, agents, active, m.Cost, m.Revenue, m.Profit, project.Percent(m.ROI))
+						row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", id, name, status, agents, active, m.Cost, m.Revenue, m.Profit, percent(m.ROI))
 					}
 					for _, p := range s.Projects {
 						put(string(p.ID), p.Name, string(p.Status), fmt.Sprint(p.Agents), fmt.Sprint(p.Active), p.Metrics)

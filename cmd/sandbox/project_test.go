@@ -63,8 +63,8 @@ func TestProject(t *testing.T) {
 
 	w.ok("project", "enter", "shop", "cost", "1", "--agent", a, "--key", "k1")
 	w.ok("project", "enter", "shop", "revenue", "4.5", "--agent", a, "--key", "k2")
-	has(t, "show", w.ok("project", "show", "shop"), "profit 3.5", "ROI 350.00 %", a)
-	has(t, "summary", w.ok("project", "summary"), "350.00 %")
+	has(t, "show", w.ok("project", "show", "shop"), "profit 3.5", "ROI 350.00%", a)
+	has(t, "summary", w.ok("project", "summary"), "350.00%")
 
 	e := strings.TrimSpace(w.ok("project", "experiment", "start", "shop", "it sells", "--set", "n=3", "--set", "who=me", "--time-limit", "1h"))
 	w.ok("project", "experiment", "complete", "shop", e, "--success", "--result", "sold=17")
@@ -77,7 +77,7 @@ func TestProject(t *testing.T) {
 	has(t, "history", w.ok("project", "eval", "shop", "--history"), "STRONGLY_RECOMMEND", "CONSIDER")
 
 	w.ok("project", "create", "market")
-	has(t, "compare", w.ok("project", "compare", "shop", "market"), "shop", "market", "status       active", "350.00 %", "1 of 1 succeeded")
+	has(t, "compare", w.ok("project", "compare", "shop", "market"), "shop", "market", "status       active", "350.00%", "1 of 1 succeeded")
 	if code, _, errs := w.run("", "project", "promote", "market", "--yes"); code != exitTrouble || !strings.Contains(errs, "NOT_READY") {
 		t.Errorf("promoting what is not ready: %d %s", code, errs)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/cost"
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -197,7 +198,7 @@ judged by:
 				return c.show(all, func(w printer) error {
 					return columns(w, "EVALUATION\tAT\tBY\tRECOMMENDATION\tPROFIT\tROI", func(row func(string, ...any)) {
 						for _, e := range all {
-							row("%s\t%s\t%s\t%s\t%s\t%s", e.ID, e.At.Local().Format(time.DateTime), e.Actor, e.Recommendation, e.Inputs.Total.Profit, project.Percent(e.Inputs.Total.ROI))
+							row("%s\t%s\t%s\t%s\t%s\t%s", e.ID, e.At.Local().Format(time.DateTime), e.Actor, e.Recommendation, e.Inputs.Total.Profit, percent(cost.ROI(e.Inputs.Total.Profit, e.Inputs.Total.Cost)))
 						}
 					})
 				})
@@ -257,7 +258,7 @@ func compareTable(w printer, views []project.View) error {
 		{"cost", func(v project.View) string { return v.Metrics.Cost.String() }},
 		{"revenue", func(v project.View) string { return v.Metrics.Revenue.String() }},
 		{"profit", func(v project.View) string { return v.Metrics.Profit.String() }},
-		{"ROI", func(v project.View) string { return project.Percent(v.Metrics.ROI) }},
+		{"ROI", func(v project.View) string { return percent(v.Metrics.ROI) }},
 		{"agents", func(v project.View) string { return strconv.Itoa(len(v.Agents)) }},
 		{"active", func(v project.View) string {
 			n := 0

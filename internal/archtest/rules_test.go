@@ -73,7 +73,7 @@ var testsAlso = map[string][]string{
 	"api/client":         {"api/server", "api/server/servertest"},
 	"api/mcp":            {"api/client", "api/server", "api/server/servertest"},
 	"cmd/sandbox":        {"api/server", "api/server/servertest"},
-	"runtime":            {"build"}, // that both use the same words
+	"runtime":            {"build", "project"}, // that both use the same words; rows of projects, whose owners have budgets
 	"runtime/guest":      {"internal/seccomp"},
 	"metrics":            {"api/server", "api/server/servertest"}, // that no request makes a series
 	"image":              {"image/imagetest"},

@@ -313,7 +313,7 @@ func (l *Lab) Promote(ctx context.Context, ref string, req project.PromotionRequ
 	roi := map[project.AgentID]int64{}
 	var agents []project.Agent
 	for _, a := range e.Inputs.Agents {
-		roi[a.Agent] = a.ROI
+		roi[a.Agent] = a.Rate()
 	}
 	for _, a := range v.Agents {
 		agents = append(agents, a.Agent)
