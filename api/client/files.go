@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -76,7 +77,24 @@ func (f *files) Read(ctx context.Context, user, path string, offset, limit int64
 		_ = resp.Body.Close() // the answer is of no use
 		return info, nil, sandbox.Errorf(sandbox.ErrUnavailable, "broken_answer", "the answer about %s has no %s header", path, api.HeaderFileInfo)
 	}
-	return info, resp.Body, nil
+	return info, &download{ReadCloser: resp.Body, ctx: ctx, what: path}, nil
+}
+
+// download is a body that comes from a sandbox, whose breaking off is told.
+type download struct {
+	io.ReadCloser
+	ctx  context.Context //nolint:containedctx // of the request the body belongs to
+	what string
+	n    int64
+}
+
+func (d *download) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
+	d.n += int64(n)
+	if err == nil || errors.Is(err, io.EOF) || d.ctx.Err() != nil {
+		return n, err
+	}
+	return n, sandbox.Errorf(sandbox.ErrUnavailable, "download_broken", "what came of %s broke off after %d bytes: a file changed while it was read or could not be read, or the sandbox or the daemon ended; try again: %w", d.what, d.n, err)
 }
 
 func (f *files) Write(ctx context.Context, user, path string, mode uint32, r io.Reader) (sandbox.FileInfo, error) {
@@ -115,7 +133,7 @@ func (f *files) TarOut(ctx context.Context, user, path string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return &download{ReadCloser: resp.Body, ctx: ctx, what: path}, nil
 }
 
 func (f *files) TarIn(ctx context.Context, user, path string, r io.Reader) error {

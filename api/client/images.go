@@ -113,7 +113,7 @@ func (c *Client) ExportImage(ctx context.Context, req sandbox.ExportRequest) (io
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return &download{ReadCloser: resp.Body, ctx: ctx, what: req.Source}, nil
 }
 
 // TagImage gives an image another name too.

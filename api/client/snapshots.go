@@ -107,7 +107,7 @@ func (c *Client) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser,
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return &download{ReadCloser: resp.Body, ctx: ctx, what: ref}, nil
 }
 
 // ImportSnapshot makes a snapshot of an exported one, of this host or another.

@@ -396,8 +396,12 @@ func TestFilesAreWrittenAndRead(t *testing.T) {
 	if resp, b = p.do(http.MethodPost, "/files?path=/d/empty", "application/octet-stream", nil); resp.StatusCode != http.StatusOK {
 		t.Fatalf("%d %s", resp.StatusCode, b)
 	}
+	if resp, b = p.do(http.MethodPost, "/files?path=/proc/cpuinfo", "application/octet-stream", []byte("content without a size")); resp.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s", resp.StatusCode, b)
+	}
 	for path, want := range map[string]string{
 		"/d/one.txt": "no name", "/d/e/two.txt": "two", "/d/%C3%9Cn%C3%AFcode%20%22q%22.txt": "three", "/d/z": strings.Repeat("packed ", 200), "/d/empty": "",
+		"/proc/cpuinfo": "content without a size",
 	} {
 		resp, b := p.do(http.MethodGet, "/files?path="+path, "", nil, "Accept-Encoding", "gzip, deflate")
 		if resp.StatusCode != http.StatusOK || string(b) != want || resp.Header.Get("Content-Length") != fmt.Sprint(len(want)) {

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -113,6 +114,16 @@ func (c *call) download() error {
 		return c.sendGzip(body)
 	}
 	h.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": path.Base(p)}))
+	if first := make([]byte, 1); info.Size == 0 { // a file of the kernel's says so, and has content
+		if n, err := io.ReadFull(body, first); n > 0 {
+			if _, err := io.Copy(c.w, io.MultiReader(bytes.NewReader(first), body)); err != nil {
+				panic(http.ErrAbortHandler) // as below
+			}
+			return nil
+		} else if !errors.Is(err, io.EOF) {
+			return err
+		}
+	}
 	http.ServeContent(c.w, c.r, "", info.ModTime, f)
 	if f.err != nil {
 		panic(http.ErrAbortHandler) // what was promised cannot be sent

@@ -25,7 +25,7 @@ func (s *server) archiveRoutes() {
 		if err != nil {
 			return nil, err
 		}
-		body, err := f.TarOut(ctx, in.User, in.Path)
+		body, err := begun(f.TarOut(ctx, in.User, in.Path))
 		if err != nil {
 			return nil, err
 		}

@@ -1,11 +1,18 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"encoding/base64"
+	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -51,6 +58,84 @@ func TestLocalErrorsAreNotTheDaemons(t *testing.T) {
 		code, _, errs := w.run("", strings.Fields(line)...)
 		if code != exitTrouble || !strings.Contains(errs, "is a directory") || !strings.Contains(errs, "(local_file)") || strings.Contains(errs, "daemon") {
 			t.Errorf("%s: exit %d, %q", line, code, errs)
+		}
+	}
+}
+
+// TestCopyTellsWhatItDoesNotCopy: nothing is left out, or comes out empty, in silence.
+func TestCopyTellsWhatItDoesNotCopy(t *testing.T) {
+	w := newWorld(t)
+	w.ok("create", "--name", "dev")
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if err := errors.Join(os.Mkdir(at("real"), 0o755), os.WriteFile(at("real/f"), []byte("content"), 0o644), os.Symlink("real", at("link")),
+		syscall.Mkfifo(at("real/fifo"), 0o644), os.WriteFile(at("we:ird"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	cat := func(p string) string { return w.ok("files", "cat", "dev", p) }
+	code, _, errs := w.run("", "cp", at("link"), "dev:/tmp/A") // what a link leads to
+	if code != 0 || cat("/tmp/A/f") != "content" || strings.Count(errs, "left out 1 ") != 1 || !strings.Contains(errs, "real/fifo") {
+		t.Errorf("a link to a directory with a FIFO: exit %d, %s", code, errs)
+	}
+	w.ok("cp", "/proc/self/status", "dev:/tmp/C")
+	if out := cat("/tmp/C"); !strings.HasPrefix(out, "Name:") {
+		t.Errorf("a file of /proc: %q", out)
+	}
+	w.ok("cp", at("we:ird"), "dev:/tmp/w") // the control: it has a slash before
+	for line, want := range map[string]string{
+		"cp " + at("real/fifo") + " dev:/tmp/F": "(not_a_file)",
+		"cp /dev/null dev:/tmp/n":               "(not_a_file)",
+		"cp /proc/self/mem dev:/tmp/m":          "(local_file)",
+		"cp " + at("real/f") + " nosuch:/tmp/":  "(sandbox_not_found)",
+		"cp we:ird dev:/tmp":                    "./we:ird",
+	} {
+		if code, _, errs := w.run("", strings.Fields(line)...); code != exitTrouble || !strings.Contains(errs, want) || strings.Contains(errs, "does not answer") {
+			t.Errorf("%s: exit %d, %s; want %s", line, code, errs, want)
+		}
+	}
+}
+
+// TestCutCopyKeepsTheOldFile: an archive that breaks off leaves what was there.
+func TestCutCopyKeepsTheOldFile(t *testing.T) {
+	dir := t.TempDir()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	if err := tw.WriteHeader(&tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tw.Write([]byte("new one")); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, "f")
+	if err := os.WriteFile(name, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		n    int
+		want string
+	}{{buf.Len() - 1, "old"}, {buf.Len(), "new one"}} {
+		err := readTar(bytes.NewReader(buf.Bytes()[:tc.n]), dir, "f", "f", &leftOut{})
+		b, rerr := os.ReadFile(name)
+		if got, _ := os.ReadDir(dir); string(b) != tc.want || rerr != nil || len(got) != 1 || (err == nil) != (tc.want != "old") {
+			t.Errorf("%d bytes: %q, %v, %v, %d files", tc.n, b, rerr, err, len(got))
+		}
+	}
+}
+
+// TestDownloadBreaksOff: a body cut short says what that may mean.
+func TestDownloadBreaksOff(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-File-Info", base64.StdEncoding.EncodeToString([]byte(`{}`)))
+		w.Header().Set("Content-Length", "100")
+		_, _ = w.Write([]byte("half"))
+	}))
+	defer s.Close()
+	for _, line := range []string{"files cat dev /x", "cp dev:/x -", "snapshot export dev", "image export dev"} {
+		var out, errs bytes.Buffer
+		c := &cli{name: "sandbox", in: strings.NewReader(""), out: &out, err: &errs, getenv: func(string) string { return "" }}
+		code := c.main(t.Context(), append([]string{"--host", s.URL}, strings.Fields(line)...))
+		if code != exitTrouble || !strings.Contains(errs.String(), "changed while it was read") || !strings.Contains(errs.String(), "(download_broken)") || out.String() != "half" {
+			t.Errorf("%s: exit %d, %q %q", line, code, &out, &errs)
 		}
 	}
 }

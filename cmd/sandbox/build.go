@@ -204,7 +204,10 @@ func ignoreRules(dockerfile, dir string) (*ignore.Rules, error) {
 func writeContext(w io.Writer, dir string, rules *ignore.Rules) error {
 	a := &contextWriter{dir: dir, tw: tar.NewWriter(w), rules: rules, links: map[[2]uint64]string{}, sent: map[string]bool{".": true}}
 	err := filepath.WalkDir(dir, a.visit)
-	return errors.Join(err, a.tw.Close())
+	if err != nil {
+		return err
+	}
+	return a.tw.Close()
 }
 
 type contextWriter struct {
@@ -256,7 +259,7 @@ func (a *contextWriter) add(name string) error {
 	if info.IsDir() {
 		a.sent[name] = true
 	}
-	return addFile(a.tw, p, name, info, a.links)
+	return addFile(a.tw, p, name, info, a.links, &leftOut{})
 }
 
 // buildProgress shows the events of a build.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path"
@@ -24,11 +23,17 @@ a path on this machine, or - for a tar archive on standard input or output.
 
   A directory is copied with all that is in it.
   If the destination is a directory, the source lands in it under its own name;
-  else the copy gets the destination's name, whose parent must exist.
+  else the copy gets the destination's name. Its parent must exist on this
+  machine; in a sandbox it is made.
   SOURCE/. means the content of SOURCE and not SOURCE itself.
+  A SOURCE that is a link means what it leads to on this machine; in a sandbox
+  the link itself, unless it is written with a slash or /. at its end.
+  A name on this machine with a colon in it is written as ./NAME.
 
-Files get the sandbox's user as owner; modes, times and links are kept. On the
-way out nothing is written outside the destination, whatever the archive says.`,
+Files get the sandbox's user as owner; modes, times and links are kept. Sockets,
+devices and FIFOs are left out and told on standard error. A file is replaced
+when all of the new one has arrived. On the way out nothing is written outside
+the destination, whatever the archive says.`,
 		Example: `  sandbox cp ./src dev:/app
   sandbox cp ./src/. dev:/app            # what is in src
   sandbox cp dev:/var/log ./logs
@@ -44,7 +49,7 @@ way out nothing is written outside the destination, whatever the archive says.`,
 			}
 			switch {
 			case fromInside && toInside:
-				return usage("both sides are in sandboxes: copy by way of this machine, as sandbox cp A:/x - | sandbox cp - B:/y")
+				return usage("both sides are in sandboxes: copy by way of this machine, as sandbox cp A:/x - | sandbox cp - B:/y; a name on this machine with a colon in it is written as ./%s", args[0])
 			case toInside:
 				return c.copyIn(cmd.Context(), cl.Files(to.ref), user, args[0], to.path)
 			case fromInside:
@@ -104,8 +109,11 @@ func (c *cli) copyIn(ctx context.Context, f sandbox.Files, user, from, to string
 	if err != nil {
 		return err
 	}
+	if info.Mode()&special != 0 {
+		return notCopied(from)
+	}
 	dest, err := f.Stat(ctx, user, to)
-	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+	if err != nil && sandbox.CodeOf(err) != "file_not_found" {
 		return err
 	}
 	exists := err == nil
@@ -119,10 +127,21 @@ func (c *cli) copyIn(ctx context.Context, f sandbox.Files, user, from, to string
 		return err
 	}
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(writeTar(pw, from, p.name)) }()
+	var left leftOut
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pw.CloseWithError(writeTar(pw, from, p.name, &left))
+	}()
 	err = f.TarIn(ctx, user, p.dir, pr)
 	_ = pr.Close() // ends writeTar if TarIn gave up
+	<-done
+	left.tell(c)
 	return err
+}
+
+func notCopied(name string) error {
+	return sandbox.Errorf(sandbox.ErrInvalid, "not_a_file", "%s is a socket, a device or a FIFO: only files, directories and links are copied", name)
 }
 
 // sourceName is the name a source has at its destination; "." for DIR/. .
@@ -140,29 +159,42 @@ func sourceName(from string) string {
 }
 
 func (c *cli) copyOut(ctx context.Context, f sandbox.Files, user, from, to string) error {
-	content := strings.HasSuffix(from, "/.")
-	src := path.Clean(from)
-	r, err := f.TarOut(ctx, user, src)
-	if err != nil {
-		return err
+	src, follow := path.Clean(from), from
+	if !strings.HasSuffix(from, "/") && !strings.HasSuffix(from, "/.") {
+		follow = src
 	}
-	defer func() { _ = r.Close() }() // read only
 	if to == "-" {
-		_, err := io.Copy(c.out, r)
+		r, err := f.TarOut(ctx, user, follow)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = r.Close() }() // read only
+		_, err = io.Copy(c.out, r)
 		return err
 	}
 	info, err := f.Stat(ctx, user, src)
 	if err != nil {
 		return err
 	}
-	dest, derr := os.Stat(to)
-	base := path.Base(src)
-	if content || src == "/" {
-		base = "."
+	if info.Type == sandbox.FileOther {
+		return notCopied(from)
 	}
-	p, err := place(to, derr == nil, derr == nil && dest.IsDir(), base, info.Type == sandbox.FileDir)
+	r, err := f.TarOut(ctx, user, follow)
 	if err != nil {
 		return err
 	}
-	return readTar(r, p.dir, path.Base(src), p.name)
+	defer func() { _ = r.Close() }() // read only
+	dest, derr := os.Stat(to)
+	base := path.Base(src)
+	if strings.HasSuffix(from, "/.") || src == "/" {
+		base = "."
+	}
+	p, err := place(to, derr == nil, derr == nil && dest.IsDir(), base, info.Type == sandbox.FileDir || follow != src)
+	if err != nil {
+		return err
+	}
+	var left leftOut
+	err = readTar(r, p.dir, path.Base(src), p.name, &left)
+	left.tell(c)
+	return err
 }

@@ -426,7 +426,7 @@ func (c *cli) snapshotExportCmd() *cobra.Command {
 		Use: "export SNAPSHOT [FILE]", Short: "Write a snapshot as an archive for another host",
 		Long: `Write a snapshot, with the layers it stands on, as a tar archive that 'sandbox snapshot
 import' takes; to standard output if FILE is - or absent. For an image of it, see
-'sandbox image export'.`,
+'sandbox image export'. Sockets and device nodes are left out.`,
 		Example: "  sandbox snapshot export before-upgrade | ssh other sandbox snapshot import", Args: cobra.RangeArgs(1, 2),
 		ValidArgsFunction: c.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

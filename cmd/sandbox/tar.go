@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -13,11 +14,45 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/sandboxd/sandboxd/internal/tarfile"
 )
 
+// special are the files whose content is nothing that could be copied.
+const special = fs.ModeSocket | fs.ModeDevice | fs.ModeNamedPipe
+
+// leftOut is what a copy leaves out.
+type leftOut struct {
+	count int
+	names []string // of the first few
+	said  string   // what the sandbox left out before, in its words
+}
+
+func (l *leftOut) add(name string) {
+	const most = 10
+	if l.count++; len(l.names) < most {
+		l.names = append(l.names, name)
+	}
+}
+
+// tell says it on standard error.
+func (l *leftOut) tell(c *cli) {
+	if l.count > 0 {
+		c.warn("left out %d sockets, devices and FIFOs: %.200q", l.count, l.names)
+	}
+	if l.said != "" {
+		c.warn("the sandbox %.3000s", plain(l.said))
+	}
+}
+
 // writeTar writes a file or tree as an archive whose top is called name; an
-// empty name leaves the top out.
-func writeTar(w io.Writer, from, name string) error {
+// empty name leaves the top out. A link given by name means what it leads to.
+func writeTar(w io.Writer, from, name string, left *leftOut) error {
+	if info, err := os.Stat(from); err == nil && info.IsDir() {
+		if from, err = filepath.EvalSymlinks(from); err != nil { // WalkDir enters no link
+			return err
+		}
+	}
 	tw := tar.NewWriter(w)
 	links := map[[2]uint64]string{} // names of files with several
 	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
@@ -33,7 +68,7 @@ func writeTar(w io.Writer, from, name string) error {
 			return nil
 		}
 		info, err := d.Info()
-		if rel == "." { // a link given by name means what it leads to
+		if rel == "." {
 			info, err = os.Stat(p)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
@@ -42,14 +77,18 @@ func writeTar(w io.Writer, from, name string) error {
 		if err != nil {
 			return err
 		}
-		return addFile(tw, p, inner, info, links)
+		return addFile(tw, p, inner, info, links, left)
 	})
-	return errors.Join(err, tw.Close())
+	if err != nil {
+		return err
+	}
+	return tw.Close()
 }
 
-func addFile(tw *tar.Writer, p, inner string, info fs.FileInfo, links map[[2]uint64]string) error {
-	if info.Mode()&(fs.ModeSocket|fs.ModeDevice|fs.ModeNamedPipe) != 0 {
-		return nil // nothing that could be copied
+func addFile(tw *tar.Writer, p, inner string, info fs.FileInfo, links map[[2]uint64]string, left *leftOut) error {
+	if info.Mode()&special != 0 {
+		left.add(p)
+		return nil
 	}
 	target := ""
 	if info.Mode()&fs.ModeSymlink != 0 {
@@ -67,44 +106,40 @@ func addFile(tw *tar.Writer, p, inner string, info fs.FileInfo, links map[[2]uin
 	if info.IsDir() {
 		h.Name += "/"
 	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() && st.Nlink > 1 {
-		key := [2]uint64{uint64(st.Dev), st.Ino}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	several := ok && info.Mode().IsRegular() && st.Nlink > 1
+	var key [2]uint64
+	if several {
+		key = [2]uint64{uint64(st.Dev), st.Ino}
 		if first, seen := links[key]; seen {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
-		} else {
-			links[key] = inner
 		}
 	}
-	if err := tw.WriteHeader(h); err != nil {
-		return fmt.Errorf("archiving %s: %w", p, err)
-	}
 	if h.Typeflag != tar.TypeReg {
-		return nil
+		return tw.WriteHeader(h)
 	}
 	f, err := os.Open(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // deleted while we walk
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // read only
-	n, err := io.Copy(tw, io.LimitReader(f, h.Size))
-	if err == nil && n < h.Size { // truncated while we read: the archive needs what it was promised
-		_, err = io.CopyN(tw, zeros{}, h.Size-n)
+	if several {
+		links[key] = inner
 	}
-	if err != nil {
+	defer func() { _ = f.Close() }() // read only
+	if err := tarfile.Write(tw, h, f); err != nil {
 		return fmt.Errorf("archiving %s: %w", p, err)
 	}
 	return nil
 }
 
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
 // readTar unpacks an archive, whose top is called top, beneath dir, with the
 // top renamed to name or, for an empty one, left out. The archive comes from
 // a sandbox and is not trusted: every name is opened beneath a handle on dir,
 // which follows no link out of it.
-func readTar(r io.Reader, dir, top, name string) error {
+func readTar(r io.Reader, dir, top, name string, left *leftOut) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -120,6 +155,10 @@ func readTar(r io.Reader, dir, top, name string) error {
 		if err != nil {
 			return fmt.Errorf("reading the archive from the sandbox: %w", err)
 		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			left.said = h.PAXRecords["comment"]
+			continue
+		}
 		if h.Name, err = rename(h.Name, top, name); err != nil {
 			return err
 		}
@@ -131,8 +170,8 @@ func readTar(r io.Reader, dir, top, name string) error {
 				return err
 			}
 		}
-		if err := extract(root, tr, h); err != nil {
-			return fmt.Errorf("writing %s beneath %s: %w", plain(h.Name), dir, err)
+		if err := extract(root, tr, h, left); err != nil {
+			return fmt.Errorf("copying %s beneath %s: %w", plain(h.Name), dir, err)
 		}
 		if h.Typeflag == tar.TypeDir {
 			dirs = append(dirs, h)
@@ -169,7 +208,7 @@ func rename(entry, top, name string) (string, error) {
 }
 
 // extract writes one entry, replacing a file that is in its place.
-func extract(root *os.Root, tr *tar.Reader, h *tar.Header) error {
+func extract(root *os.Root, tr *tar.Reader, h *tar.Header, left *leftOut) error {
 	if dir := path.Dir(h.Name); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -184,27 +223,48 @@ func extract(root *os.Root, tr *tar.Reader, h *tar.Header) error {
 		}
 		return err
 	}
+	switch h.Typeflag {
+	case tar.TypeReg:
+		return extractFile(root, tr, h)
+	case tar.TypeSymlink, tar.TypeLink:
+	default:
+		left.add(h.Name)
+		return nil
+	}
 	if info, err := root.Lstat(h.Name); err == nil && !info.IsDir() {
 		if err := root.Remove(h.Name); err != nil {
 			return err
 		}
 	}
-	switch h.Typeflag {
-	case tar.TypeReg:
-		f, err := root.OpenFile(h.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(copyHoles(f, tr), f.Close()); err != nil {
-			return err
-		}
-		return finishEntry(root, h)
-	case tar.TypeSymlink:
+	if h.Typeflag == tar.TypeSymlink {
 		return root.Symlink(h.Linkname, h.Name)
-	case tar.TypeLink:
-		return root.Link(h.Linkname, h.Name)
 	}
-	return nil // devices and pipes stay inside
+	return root.Link(h.Linkname, h.Name)
+}
+
+// extractFile writes a file, beside one that is in its place, which stays until all
+// of the new one is there.
+func extractFile(root *os.Root, tr *tar.Reader, h *tar.Header) (err error) {
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	at := *h
+	f, err := root.OpenFile(at.Name, flags, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		at.Name = path.Join(path.Dir(h.Name), ".sbx-"+rand.Text())
+		f, err = root.OpenFile(at.Name, flags, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(copyHoles(f, tr), f.Close()); err == nil {
+		err = finishEntry(root, &at)
+	}
+	if err == nil && at.Name != h.Name {
+		err = root.Rename(at.Name, h.Name)
+	}
+	if err != nil {
+		_ = root.Remove(at.Name) // the error says more
+	}
+	return err
 }
 
 // copyHoles writes all of r to a new file, with holes for blocks of zeros: an

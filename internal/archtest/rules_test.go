@@ -12,7 +12,7 @@ var anything = []string{"*"}
 var mayImport = map[string][]string{
 	"cmd/sandboxd":          anything,
 	"cmd/sandboxd/initbin":  {},
-	"cmd/sandbox":           {"access", "api", "api/client", "api/mcp", "build/ignore", "cost", "internal/duplex", "project", "sandbox"},
+	"cmd/sandbox":           {"access", "api", "api/client", "api/mcp", "build/ignore", "cost", "internal/duplex", "internal/tarfile", "project", "sandbox"},
 	"cmd/sandbox-init":      {"internal/initd", "internal/sbx"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"access":                {"sandbox"},
@@ -54,11 +54,12 @@ var mayImport = map[string][]string{
 	"bench/report":          {},
 	"internal/archtest":     {},
 	"internal/sbx":          {},
-	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux"},
+	"internal/initd":        {"sandbox", "internal/initproto", "internal/linux", "internal/tarfile"},
 	"internal/initproto":    {"sandbox"},
 	"internal/linux":        {},
 	"internal/duplex":       {},
 	"internal/seccomp":      {"sandbox"},
+	"internal/tarfile":      {"sandbox"},
 	"internal/testenv":      {},
 	"internal/trace":        {"sandbox"},
 }

@@ -25,6 +25,9 @@ type fileJob struct {
 	c    *conn
 	args initproto.File
 	acc  account
+	// content: the path was written with a slash or "/." at its end, which a link
+	// there is followed for (path_resolution(7)).
+	content bool
 	// owner is whom what is made belongs to; nil means whoever makes it.
 	owner *account
 	// as runs f on a thread that has become the user. Every name is
@@ -70,11 +73,12 @@ func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 		user := acc
 		owner, acc = &user, account{name: "root", home: "/root", shell: "/bin/sh"}
 	}
+	content := strings.HasSuffix(a.Path, "/") || strings.HasSuffix(a.Path, "/.")
 	if a.Path, err = cleanPath(a.Path); err != nil {
 		return err
 	}
 	profile := cfg.Capabilities
-	return op(&fileJob{c: c, args: a, acc: acc, owner: owner, as: func(f func() error) error { return asUser(acc, &profile, f) }})
+	return op(&fileJob{c: c, args: a, acc: acc, owner: owner, content: content, as: func(f func() error) error { return asUser(acc, &profile, f) }})
 }
 
 func cleanPath(p string) (string, error) {
@@ -142,15 +146,19 @@ func openParent(name string) (dir int, base string, err error) {
 }
 
 func refuseKernelFS(fd int) error {
+	kernels, err := kernelFS(fd)
+	if err == nil && kernels {
+		err = sandbox.Errorf(sandbox.ErrForbidden, "kernel_file", "files of the kernel (/proc, /sys) cannot be changed here: use a command")
+	}
+	return err
+}
+
+func kernelFS(fd int) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
-		return err
+		return false, err
 	}
-	switch st.Type {
-	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP2_SUPER_MAGIC:
-		return sandbox.Errorf(sandbox.ErrForbidden, "kernel_file", "files of the kernel (/proc, /sys) cannot be changed here: use a command")
-	}
-	return nil
+	return st.Type == unix.PROC_SUPER_MAGIC || st.Type == unix.SYSFS_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
 // refuseOwn keeps PID 1's own entries in /proc shut: opened by PID 1 itself

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/internal/tarfile"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -21,7 +22,11 @@ import (
 // the user may not read fails there, as it would for tar itself.
 func (j *fileJob) tarOut() error {
 	err := j.as(func() error {
-		fd, err := open(j.args.Path, unix.O_PATH|unix.O_NOFOLLOW)
+		flags := unix.O_PATH | unix.O_NOFOLLOW
+		if j.content {
+			flags = unix.O_PATH | unix.O_DIRECTORY
+		}
+		fd, err := open(j.args.Path, flags)
 		if err != nil {
 			return err
 		}
@@ -41,6 +46,9 @@ func (j *fileJob) tarOut() error {
 		if err := a.add(fd, base, 0); err != nil {
 			return err
 		}
+		if err := a.tellLeft(); err != nil {
+			return err
+		}
 		return errors.Join(a.w.Close(), out.Flush())
 	})
 	if err != nil {
@@ -55,6 +63,8 @@ type archiver struct {
 	w     *tar.Writer
 	names names
 	links map[inode]string // first name of files that have several
+	left  []string         // names of the first few that are not in the archive
+	count int              // of all those
 }
 
 const maxTarDepth = 512
@@ -96,7 +106,29 @@ func (a *archiver) add(fd int, name string, depth int) error {
 	case unix.S_IFREG:
 		return a.addRegular(fd, h, &st)
 	}
-	return nil // sockets and devices mean nothing elsewhere
+	if depth == 0 {
+		return notRegular(name) // told, for an archive of nothing would say that all went well
+	}
+	a.leave(name) // sockets and devices mean nothing elsewhere
+	return nil
+}
+
+// leave leaves a file out.
+func (a *archiver) leave(name string) {
+	const most = 10
+	if a.count++; len(a.left) < most {
+		a.left = append(a.left, name)
+	}
+}
+
+// tellLeft ends the archive with what was left out, as a comment, which unpackers
+// pass over (pax(1), "comment").
+func (a *archiver) tellLeft() error {
+	if a.count == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("left out %d sockets, devices and mounts: %.200q", a.count, a.left)
+	return a.w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "comment", PAXRecords: map[string]string{"comment": text}})
 }
 
 func (a *archiver) addEntries(fd int, name string, depth int) error {
@@ -115,8 +147,12 @@ func (a *archiver) addEntries(fd int, name string, depth int) error {
 	}
 	for _, e := range entries {
 		efd, err := entry(dfd, e, unix.O_PATH|unix.O_NOFOLLOW, 0, unix.RESOLVE_NO_XDEV)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
-			continue // gone since, or another mount: /proc beneath /
+		if errors.Is(err, unix.EXDEV) { // another mount: /proc beneath /
+			a.leave(path.Join(name, e))
+			continue
+		}
+		if errors.Is(err, unix.ENOENT) {
+			continue // gone since
 		}
 		if err != nil {
 			return err
@@ -130,9 +166,7 @@ func (a *archiver) addEntries(fd int, name string, depth int) error {
 	return nil
 }
 
-// addRegular writes a file's bytes, exactly as many as its header says: what
-// a file that shrank lacks is filled with zeros, what one that grew has more
-// is left out.
+// addRegular writes a file's bytes, as many as its header says.
 func (a *archiver) addRegular(fd int, h *tar.Header, st *unix.Stat_t) error {
 	if st.Nlink > 1 {
 		id := inode{st.Dev, st.Ino}
@@ -149,20 +183,11 @@ func (a *archiver) addRegular(fd int, h *tar.Header, st *unix.Stat_t) error {
 	f := os.NewFile(uintptr(rfd), h.Name)
 	defer f.Close()
 	h.Typeflag, h.Size = tar.TypeReg, st.Size
-	if err := a.w.WriteHeader(h); err != nil {
-		return err
+	if err := tarfile.Write(a.w, h, f); err != nil {
+		return fmt.Errorf("%.200s: %w", h.Name, err)
 	}
-	n, err := io.Copy(a.w, io.LimitReader(f, st.Size))
-	if err != nil {
-		return err
-	}
-	_, err = io.CopyN(a.w, zeros{}, st.Size-n)
-	return err
+	return nil
 }
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // tarIn unpacks beneath a directory, which is made if missing. Where the
 // archive breaks off, what came before stays.
@@ -307,12 +332,13 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 	if h.Typeflag == tar.TypeDir {
 		return u.directory(dir, base, name, h)
 	}
+	if h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeRegA { //nolint:staticcheck // old archives have it
+		return u.regular(dir, base, h, r)
+	}
 	if err := unix.Unlinkat(dir, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeRegA: //nolint:staticcheck // old archives have it
-		return u.regular(dir, base, h, r)
 	case tar.TypeSymlink:
 		if err := unix.Symlinkat(h.Linkname, dir, base); err != nil {
 			return err
@@ -370,13 +396,26 @@ func ownerID(id int) int {
 	return id
 }
 
-func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) error {
-	fd, err := entry(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600, 0)
+// regular writes a file, beside one that is in its place, which stays until all of
+// the new one is there.
+func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) (err error) {
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW
+	name := base
+	fd, err := entry(dir, name, flags, 0o600, 0)
+	if errors.Is(err, unix.EEXIST) {
+		name = tempName()
+		fd, err = entry(dir, name, flags, 0o600, 0)
+	}
 	if err != nil {
 		return err
 	}
 	f := os.NewFile(uintptr(fd), base)
 	defer f.Close()
+	defer func() {
+		if err != nil {
+			_ = unix.Unlinkat(dir, name, 0) // the error says more
+		}
+	}()
 	if _, err := io.Copy(struct{ io.Writer }{f}, r); err != nil {
 		return err
 	}
@@ -388,7 +427,10 @@ func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) err
 	if err := unix.Fchmod(fd, uint32(h.Mode)&0o7777); err != nil {
 		return err
 	}
-	return setTime(dir, base, h.ModTime)
+	if err := setTime(dir, name, h.ModTime); err != nil || name == base {
+		return err
+	}
+	return unix.Renameat(dir, name, dir, base)
 }
 
 func (u *unpacker) hardLink(dir int, base string, h *tar.Header) error {

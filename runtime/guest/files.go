@@ -142,6 +142,9 @@ func (f files) upload(ctx context.Context, op string, a initproto.File, r io.Rea
 		if errors.Is(rerr, io.EOF) {
 			break
 		}
+		if errors.Is(rerr, io.ErrUnexpectedEOF) {
+			return sandbox.Errorf(sandbox.ErrInvalid, "upload_broken", "the upload broke off before its end: send it again: %w", rerr)
+		}
 		if rerr != nil {
 			return rerr
 		}

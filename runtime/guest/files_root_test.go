@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -308,5 +309,94 @@ func TestSwitchCutsFileWork(t *testing.T) {
 	}
 	if _, err := w.Next(); err == nil {
 		t.Error("the watch of the old root goes on")
+	}
+}
+
+// TestTarTellsWhatItLacks: an archive has what is there, or breaks off and says why.
+func TestTarTellsWhatItLacks(t *testing.T) {
+	b, _ := newRooted(t)
+	b.sh("mkdir -p /tmp/t/real && echo in > /tmp/t/real/f && ln -s real /tmp/t/link && cat /proc/cpuinfo > /tmp/cpuinfo && head -c 30000000 /dev/zero > /tmp/big")
+	entries := func(path string) (map[string]string, error) {
+		r, err := b.TarOut(ctx(t), "", path)
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		all, tr := map[string]string{}, tar.NewReader(r)
+		for {
+			h, err := tr.Next()
+			if errors.Is(err, io.EOF) {
+				return all, nil
+			}
+			if err != nil {
+				return all, err
+			}
+			content, err := io.ReadAll(tr)
+			if err != nil {
+				return all, err
+			}
+			all[h.Name] = string(content) + h.Linkname + h.PAXRecords["comment"]
+		}
+	}
+	if all, err := entries("/tmp/t/link/."); err != nil || all["link/f"] != "in\n" {
+		t.Errorf("what a link leads to: %v, %v", all, err)
+	}
+	if all, err := entries("/tmp/t/link"); err != nil || all["link"] != "real" {
+		t.Errorf("control: the link itself: %v, %v", all, err)
+	}
+	if all, err := entries("/proc/version"); err != nil || strings.TrimSpace(all["version"]) != b.sh("cat /proc/version") || len(all["version"]) == 0 {
+		t.Errorf("a file of /proc: %v, %v", all, err)
+	}
+	if _, err := entries("/dev/null"); sandbox.CodeOf(err) != "not_a_file" {
+		t.Errorf("a device: %v", err)
+	}
+	if _, err := entries("/tmp/cpuinfo/."); sandbox.CodeOf(err) != "not_a_directory" {
+		t.Errorf("the content of a file: %v", err)
+	}
+	b.sh("mkfifo /tmp/t/fifo; perl -MSocket -e 'socket(S,AF_UNIX,SOCK_STREAM,0); bind(S,sockaddr_un(\"/tmp/t/sock\"))' || exit 1")
+	if all, err := entries("/tmp/t"); err != nil || !strings.Contains(all["comment"], `left out 1 sockets`) || !strings.Contains(all["comment"], `"t/sock"`) {
+		t.Errorf("a tree with a socket: %v, %v", all, err)
+	}
+	for _, shrink := range []bool{true, false} {
+		r, err := b.TarOut(ctx(t), "", "/tmp/big")
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := tar.NewReader(r)
+		if _, err := tr.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if shrink {
+			b.sh("cp /tmp/big /tmp/copy && truncate -s 1000 /tmp/big")
+		}
+		n, err := io.Copy(io.Discard, tr)
+		if shrink && sandbox.CodeOf(err) != "file_changed" || !shrink && (err != nil || n != 30000000) {
+			t.Errorf("it shrank %t: %d bytes, %v", shrink, n, err)
+		}
+		_ = r.Close() // read only
+		b.sh("mv /tmp/copy /tmp/big 2>/dev/null; true")
+	}
+}
+
+// TestCutTarKeepsTheOldFile: a file is replaced when all of the new one is there.
+func TestCutTarKeepsTheOldFile(t *testing.T) {
+	b, _ := newRooted(t)
+	b.sh("mkdir /tmp/in && echo -n old > /tmp/in/f")
+	archive := archiveOf(t, file("f", "new one")).Bytes()
+	if err := b.TarIn(ctx(t), "", "/tmp/in", bytes.NewReader(archive[:515])); err == nil {
+		t.Error("half an archive passed for a whole one")
+	}
+	cut := io.MultiReader(bytes.NewReader(archive[:515]), iotest.ErrReader(io.ErrUnexpectedEOF)) // as a request's body that breaks off
+	if err := b.TarIn(ctx(t), "", "/tmp/in", cut); sandbox.CodeOf(err) != "upload_broken" {
+		t.Errorf("a broken upload: %v", err)
+	}
+	if got := b.sh("cat /tmp/in/f; ls -A /tmp/in"); got != "oldf" {
+		t.Errorf("after half an archive: %q", got)
+	}
+	if err := b.TarIn(ctx(t), "", "/tmp/in", bytes.NewReader(archive)); err != nil {
+		t.Error(err)
+	}
+	if got := b.sh("cat /tmp/in/f; ls -A /tmp/in"); got != "new onef" {
+		t.Errorf("control: %q", got)
 	}
 }

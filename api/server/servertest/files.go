@@ -40,6 +40,9 @@ func (f *files) put(p string, t sandbox.FileType, mode uint32, data []byte) *nod
 		f.put(dir, sandbox.FileDir, 0o755, nil)
 	}
 	n := &node{info: sandbox.FileInfo{Name: path.Base(p), Path: p, Type: t, Size: int64(len(data)), Mode: mode, User: "root", ModTime: time.Now()}, data: data}
+	if strings.HasPrefix(p, "/proc/") {
+		n.info.Size = 0 // as the kernel says of its files
+	}
 	f.nodes[p] = n
 	for _, w := range f.watch {
 		select {
