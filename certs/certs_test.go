@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -158,5 +161,25 @@ func TestChangedFilesAreTaken(t *testing.T) {
 	}
 	if _, err := Open(at(ServerFile), at(ServerKeyFile), nil); err == nil {
 		t.Error("a pair without a key")
+	}
+}
+
+// TestFilesWithoutAnEnd: a certificate is a file, not a pipe that nobody writes to.
+func TestFilesWithoutAnEnd(t *testing.T) {
+	at := made(t, "one.example")
+	pipe := at("pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, shown := Read(pipe)
+	_, cert := Open(pipe, at(ServerKeyFile), nil)
+	_, key := Open(at(ServerFile), pipe, nil)
+	for what, err := range map[string]error{"show": shown, "certificate": cert, "key": key} {
+		if !errors.Is(err, linux.ErrNotRegular) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := Open(at(ServerFile), at(ServerKeyFile), nil); err != nil {
+		t.Error(err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/linux"
 )
 
 // Pair is a certificate with its key, as two files. When they change, the
@@ -30,6 +32,9 @@ type stamp struct {
 	mod  time.Time
 	size int64
 }
+
+// maxPEM bounds a file, in bytes.
+const maxPEM = 1 << 20
 
 // lookEvery bounds how often the files are looked at.
 const lookEvery = time.Second
@@ -98,7 +103,12 @@ func (p *Pair) stamps() (s [2]stamp, err error) {
 }
 
 func (p *Pair) read() (*tls.Certificate, error) {
-	pair, err := tls.LoadX509KeyPair(p.certFile, p.keyFile)
+	cert, err := linux.ReadRegular(p.certFile, maxPEM)
+	key, kerr := linux.ReadRegular(p.keyFile, maxPEM)
+	var pair tls.Certificate
+	if err = errors.Join(err, kerr); err == nil {
+		pair, err = tls.X509KeyPair(cert, key)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the TLS certificate %s with the key %s: %w", p.certFile, p.keyFile, err)
 	}
@@ -115,7 +125,7 @@ type Certificate struct {
 
 // Read returns the first certificate of a PEM file.
 func Read(name string) (Certificate, error) {
-	raw, err := os.ReadFile(name)
+	raw, err := linux.ReadRegular(name, maxPEM)
 	if err != nil {
 		return Certificate{}, fmt.Errorf("read the certificate: %w", err)
 	}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/image/imagetest"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -154,8 +156,14 @@ func TestTLS(t *testing.T) {
 	if err := pull(Registry{}); sandbox.CodeOf(err) != "registry_untrusted" {
 		t.Errorf("without: %v", err)
 	}
-	if err := pull(Registry{CAFile: "/nonexistent"}); sandbox.CodeOf(err) != "registry_untrusted" {
-		t.Errorf("a CA that is not there: %v", err)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"/nonexistent", pipe} {
+		if err := pull(Registry{CAFile: bad}); sandbox.CodeOf(err) != "registry_untrusted" {
+			t.Errorf("a CA that is %s: %v", bad, err)
+		}
 	}
 	// From TLS to plain HTTP nobody is led, on this machine or elsewhere.
 	for _, plain := range []bool{false, true} {

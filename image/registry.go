@@ -63,6 +63,7 @@ const (
 	headerTimeout = 30 * time.Second
 	maxRedirects  = 5
 	maxHeader     = 64 << 10
+	maxCA         = 1 << 20 // of a file with certificates, in bytes
 )
 
 // repository is one repository of one registry, ready to be asked.
@@ -123,7 +124,7 @@ func (s *Store) open(ctx context.Context, at endpoint, path string, scopes ...st
 func (e endpoint) transport() (*http.Transport, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12}
 	if e.ca != "" {
-		pem, err := os.ReadFile(e.ca)
+		pem, err := linux.ReadRegular(e.ca, maxCA)
 		if err != nil {
 			return nil, sandbox.Errorf(sandbox.ErrUnavailable, "registry_untrusted", "read the certificates for registry %s: %w: see registries in the daemon's configuration", e.host, err)
 		}

@@ -200,13 +200,24 @@ func builtinConfig() config {
 	}
 }
 
+// maxConfig bounds a configuration file, in bytes.
+const maxConfig = 1 << 20
+
 // loadConfig reads the file at path over the built-in values. The default
 // path may be missing; one that was asked for may not.
 func loadConfig(path string, required bool) (config, error) {
 	c := builtinConfig()
-	b, err := os.ReadFile(path)
+	f, err := os.Open(path) // a pipe, too
 	if errors.Is(err, os.ErrNotExist) && !required {
 		return c, nil
+	}
+	var b []byte
+	if err == nil {
+		defer f.Close()
+		b, err = io.ReadAll(io.LimitReader(f, maxConfig+1))
+	}
+	if err == nil && len(b) > maxConfig {
+		err = fmt.Errorf("%s has more than %d bytes: name a configuration file", path, maxConfig)
 	}
 	if err != nil {
 		return c, fmt.Errorf("read the configuration: %w", err)

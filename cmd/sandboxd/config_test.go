@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -99,4 +101,17 @@ func FuzzConfig(f *testing.F) {
 			_ = c.check() // must not panic; most inputs are refused
 		}
 	})
+}
+
+// TestConfigIsBounded: a file that goes on is not read to the end of the memory.
+func TestConfigIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	for size, good := range map[int]bool{maxConfig: true, maxConfig + 1: false} {
+		if err := os.WriteFile(path, []byte("#"+strings.Repeat(" ", size-1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := loadConfig(path, true); (err == nil) != good {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/access"
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
 	"github.com/sandboxd/sandboxd/state"
@@ -178,9 +179,12 @@ func copyBackup(ctx context.Context, from, to string) error {
 	var files []io.Reader
 	var total int64
 	for _, end := range ends {
-		f, size, err := openRegular(from + end)
+		f, size, err := linux.OpenRegular(from + end)
 		if end != "" && errors.Is(err, os.ErrNotExist) {
 			break
+		}
+		if errors.Is(err, linux.ErrNotRegular) {
+			err = sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "%w: name one of STATE/backups, or a sandboxd.db.before-… file", err)
 		}
 		if err != nil {
 			return err
@@ -208,23 +212,6 @@ func copyBackup(ctx context.Context, from, to string) error {
 		}
 	}
 	return nil
-}
-
-// openRegular opens a file that can be read to its end: a pipe may never have
-// one, nor a device.
-func openRegular(path string) (*os.File, int64, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, 0, err
-	}
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "%s is no regular file: name one of STATE/backups, or a sandboxd.db.before-… file", path)
-	}
-	if err != nil {
-		return nil, 0, errors.Join(err, f.Close())
-	}
-	return f, st.Size(), nil
 }
 
 func copyTo(ctx context.Context, path string, in io.Reader) (err error) {

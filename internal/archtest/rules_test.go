@@ -16,7 +16,7 @@ var mayImport = map[string][]string{
 	"cmd/sandbox-init":      {"internal/initd", "internal/sbx"},
 	"cmd/sandbox-shell":     {"runtime/launch/stage"},
 	"access":                {"sandbox"},
-	"certs":                 {"sandbox"},
+	"certs":                 {"sandbox", "internal/linux"},
 	"guard":                 {"access", "api/server", "cost", "project", "sandbox"}, // of api/server the interfaces alone
 	"api/e2b":               {"access", "api", "sandbox"},
 	"api/mcp":               {"api", "cost", "sandbox"},
