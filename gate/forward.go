@@ -132,7 +132,7 @@ func (s *Server) credentials(ctx context.Context, pass passage) ([]credential, *
 		bad := func(why string) ([]credential, *refusal) {
 			return nil, &refusal{
 				status: http.StatusBadGateway, code: codeSecret,
-				detail: fmt.Sprintf("the secret %s for header %s cannot be sent to %s: %s", c.Secret, c.Header, pass.ask.target.host, why),
+				detail: fmt.Sprintf("the secret %s for header %s cannot be sent to %s: %s", sandbox.Unmarked(c.Secret), c.Header, pass.ask.target.host, why),
 			}
 		}
 		secret, value, err := s.cfg.Secrets.SecretValue(ctx, c.Secret)

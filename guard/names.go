@@ -1,35 +1,21 @@
 package guard
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/project"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
-// Names of volumes, secrets and network groups are the daemon's: one means the
-// same thing to everybody. So that owners neither meet in them nor find them
-// out, those of a developer are kept as NAME.MARK, with a mark of the owner,
-// and only the owner sees them without it.
-
-// markBytes of a SHA-256 keep owners apart.
-const markBytes = 5
-
 // maxName is what a name and the mark leave of the 63 characters.
-const maxName = 63 - 1 - 2*markBytes
+const maxName = 63 - sandbox.MarkLength
 
 // names are those of one owner.
 type names struct{ mark string } // with its dot
 
-func namesOf(owner string) names {
-	sum := sha256.Sum256([]byte(owner))
-	return names{"." + hex.EncodeToString(sum[:markBytes])}
-}
+func namesOf(owner string) names { return names{sandbox.OwnerMark(owner)} }
 
 // stored is the name as the daemon keeps it.
 func (n names) stored(name string) string {
@@ -69,28 +55,14 @@ func (a *asker) policy(p sandbox.NetworkPolicy) sandbox.NetworkPolicy {
 	if a == nil || p.Group == "" && (p.HTTP == nil || len(p.HTTP.Inject) == 0) {
 		return p
 	}
-	p = p.Clone()
-	p.Group = a.said(p.Group)
-	if p.HTTP != nil {
-		for i := range p.HTTP.Inject {
-			p.HTTP.Inject[i].Secret = a.said(p.HTTP.Inject[i].Secret)
-		}
-	}
-	return p
+	return p.Unmarked(a.mark)
 }
 
 func (a *asker) spec(s sandbox.Spec) sandbox.Spec {
 	if a == nil {
 		return s
 	}
-	s.Network = a.policy(s.Network)
-	if len(s.Volumes) > 0 {
-		s.Volumes = slices.Clone(s.Volumes)
-		for i := range s.Volumes {
-			s.Volumes[i].Volume = a.said(s.Volumes[i].Volume)
-		}
-	}
-	return s
+	return s.Unmarked(a.mark)
 }
 
 func (a *asker) sandbox(sb sandbox.Sandbox) sandbox.Sandbox {

@@ -169,7 +169,7 @@ func (t *trial) fellow(f flow) sandbox.NetworkVerdict {
 		t.decide(false, stepDeny, r, "a deny rule names it")
 		return t.mend("sandbox net set %s --remove %s", t.ref(), r)
 	}
-	return t.decide(true, stepGroup, "", "it is a sandbox of the same group, %s", t.link.policy.Group)
+	return t.decide(true, stepGroup, "", "it is a sandbox of the same group, %s", sandbox.Unmarked(t.link.policy.Group))
 }
 
 // far judges what leaves the host.
@@ -335,7 +335,9 @@ func (t *trial) permitted(rule, why string) sandbox.NetworkVerdict {
 
 // isPeerName reports whether a name is another sandbox's in its group.
 func isPeerName(l linkPlan, name, group string) bool {
-	name = strings.TrimSuffix(name, "."+group+".internal")
+	for _, said := range []string{group, sandbox.Unmarked(group)} {
+		name = strings.TrimSuffix(name, "."+said+".internal")
+	}
 	return name == string(l.id) || l.title != "" && name == l.title
 }
 

@@ -39,6 +39,7 @@ func stage(t *testing.T) scene {
 // what is said to mend it.
 func TestExplainNames(t *testing.T) {
 	allow := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"example.com:443", "*.example.org:8000-8100/udp"}, Deny: []string{"bad.example.org"}, Group: "ring"}
+	marked := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Group: "ring" + sandbox.OwnerMark("alice")}
 	open := sandbox.NetworkPolicy{Mode: sandbox.NetworkOpen, Deny: []string{"*.bad.example"}}
 	gated := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"example.com"}, HTTP: &sandbox.HTTPGate{Rules: []string{"GET example.com/*"}}}
 	for _, c := range []struct {
@@ -58,6 +59,7 @@ func TestExplainNames(t *testing.T) {
 		{allow, "bad.example.org", "udp", 8000, false, stepDeny, "--remove bad.example.org"},
 		{allow, "db", "tcp", 5432, true, stepGroup, ""},
 		{allow, "db.ring.internal", "tcp", 5432, true, stepGroup, ""},
+		{marked, "db.ring.internal", "tcp", 5432, true, stepGroup, ""},
 		{allow, "db.other.internal", "tcp", 5432, false, stepName, ""},
 		{open, "example.com", "tcp", 22, true, stepAllow, ""},
 		{open, "x.bad.example", "tcp", 443, false, stepDeny, "--remove *.bad.example"},

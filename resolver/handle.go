@@ -225,7 +225,7 @@ func (s *Server) peer(t Tenant, p *policy, name string, q dns.Question) reply {
 	}
 	addr, ok := s.cfg.Sandboxes.Peer(t.ID, peer)
 	if !ok {
-		return denial(ruling{why: "no sandbox of the group " + p.source.Group + " has this name"})
+		return denial(ruling{why: "no sandbox of the group " + sandbox.Unmarked(p.source.Group) + " has this name"})
 	}
 	r := reply{ruling: ruling{permitted: true}}
 	if q.Qtype == dns.TypeA {
@@ -264,7 +264,7 @@ func (s *Server) reversePeer(t Tenant, p *policy, addr netip.Addr, q dns.Questio
 			target = string(other.ID)
 		}
 		if p.source.Group != "" {
-			target += "." + p.source.Group + "." + internalZone
+			target += "." + sandbox.Unmarked(p.source.Group) + "." + internalZone
 		}
 		r.records = []dns.RR{&dns.PTR{Hdr: header(q.Name, dns.TypePTR, peerTTL), Ptr: dns.Fqdn(target)}}
 	}

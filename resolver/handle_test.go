@@ -315,6 +315,27 @@ func TestPolicyChangesWhileAsking(t *testing.T) {
 	}
 }
 
+// TestGroupOfADeveloper: a group that is kept with a mark of its owner has the
+// name its owner gave it.
+func TestGroupOfADeveloper(t *testing.T) {
+	p := allow()
+	p.Group = "crew" + sandbox.OwnerMark("alice")
+	b := newBench(t, p)
+	b.net.tenants[netip.MustParseAddr("10.213.0.3")] = Tenant{ID: "sbcccccccccccc", Name: "db", Policy: p}
+	for name, want := range map[string]string{
+		"db.": "10.213.0.3", "db.crew.internal.": "10.213.0.3", "db." + p.Group + ".internal.": "10.213.0.3",
+		"db.else.internal.": "", "db.crew" + sandbox.OwnerMark("bob") + ".internal.": "",
+	} {
+		if got := strings.Join(addrsOf(b.get(t, name, dns.TypeA)), " "); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	r := b.get(t, "3.0.213.10.in-addr.arpa.", dns.TypePTR)
+	if len(r.Answer) != 1 || r.Answer[0].(*dns.PTR).Ptr != "db.crew.internal." {
+		t.Errorf("reverse: %v", r.Answer)
+	}
+}
+
 func TestGroups(t *testing.T) {
 	p := allow()
 	p.Group = "crew"

@@ -93,7 +93,8 @@ func reverseAddr(name string) netip.Addr {
 }
 
 // peerName returns the name by which a group's member may be meant: a single
-// label, or what stands before ".GROUP.internal". Never a public name, or a
+// label, or what stands before ".GROUP.internal", as the owner says it or as it
+// is kept. Never a public name, or a
 // member could take it over.
 func peerName(name, group string) (string, bool) {
 	if group == "" {
@@ -102,6 +103,10 @@ func peerName(name, group string) (string, bool) {
 	if !strings.Contains(name, ".") {
 		return name, true
 	}
-	peer, ok := strings.CutSuffix(name, "."+group+"."+internalZone)
-	return peer, ok && peer != ""
+	for _, said := range []string{group, sandbox.Unmarked(group)} {
+		if peer, ok := strings.CutSuffix(name, "."+said+"."+internalZone); ok && peer != "" {
+			return peer, true
+		}
+	}
+	return "", false
 }

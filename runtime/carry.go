@@ -58,6 +58,7 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser
 }
 
 func (m *Manager) exportSnapshot(ctx context.Context, s sandbox.Snapshot, w io.Writer) error {
+	s.Spec = s.Spec.Unmarked(sandbox.OwnerMark(s.Owner)) // whose names are others elsewhere
 	c := carried{Version: 1, Snapshot: s, Layers: map[string]string{}}
 	tw := tar.NewWriter(w)
 	home := map[string]bool{}

@@ -3,6 +3,7 @@ package runtime
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/rootfs"
@@ -46,5 +47,21 @@ func TestLayersOfARecord(t *testing.T) {
 				t.Errorf("%s, of %s: %v, want %v", what, of, got, tt.want)
 			}
 		}
+	}
+}
+
+// TestCarriedNames: an archive has the names of groups, secrets and volumes as
+// their owner says them, and the snapshot keeps those it had.
+func TestCarriedNames(t *testing.T) {
+	h := open(t, newKernel(t), t.TempDir())
+	mark := sandbox.OwnerMark("alice")
+	policy := sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"example.com:443"}, Group: "crew" + mark, HTTP: &sandbox.HTTPGate{Inject: []sandbox.Credential{{Host: "example.com", Header: "x-key", Secret: "key" + mark}}}}
+	snap := sandbox.Snapshot{Owner: "alice", Spec: sandbox.Spec{Network: policy, Volumes: []sandbox.VolumeMount{{Volume: "v" + mark, Path: "/v"}}}}
+	var out strings.Builder
+	if err := h.exportSnapshot(t.Context(), snap, &out); err != nil {
+		t.Fatal(err)
+	}
+	if got, kept := out.String(), snap.Spec.Volumes[0].Volume+snap.Spec.Network.HTTP.Inject[0].Secret; strings.Contains(got, mark) || !strings.Contains(got, `"group":"crew"`) || !strings.Contains(got, `"secret":"key"`) || !strings.Contains(got, `"volume":"v"`) || strings.Count(kept, mark) != 2 {
+		t.Errorf("archive %s, kept %s", got, kept)
 	}
 }
