@@ -17,8 +17,8 @@ type Identity struct {
 	ResolvConf string // /etc/resolv.conf
 }
 
-// files returns the contents by name.
-func (i Identity) files() map[string]string {
+// Files returns the contents by name in /etc.
+func (i Identity) Files() map[string]string {
 	return map[string]string{"hostname": i.Hostname + "\n", "hosts": i.Hosts, "resolv.conf": i.ResolvConf}
 }
 
@@ -48,11 +48,11 @@ func (s *Store) Furnish(id sandbox.ID, image sandbox.Image, had, want Identity) 
 	}
 	before := map[string]string{}
 	if had != (Identity{}) {
-		before = had.files()
+		before = had.Files()
 	} else if err := makeDir(etc); err != nil {
 		return false, spaceError("furnish "+string(id), err)
 	}
-	for name, content := range want.files() {
+	for name, content := range want.Files() {
 		if old, ok := before[name]; ok && old == content {
 			continue
 		}

@@ -1,12 +1,15 @@
 package runtime
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/rootfs"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -239,6 +242,9 @@ func (m *Manager) ResetPaths(ctx context.Context, ref string, paths []string, ac
 				return sb, err
 			}
 		}
+		if err := m.resetIdentity(ctx, b, sb, paths); err != nil {
+			return sb, err
+		}
 		m.record(ctx, sandbox.Event{Sandbox: b.id, Type: eventReset, Actor: actor, Data: map[string]string{"only": clip(strings.Join(paths, " "), 500)}})
 		return sb, nil
 	})
@@ -259,4 +265,33 @@ func (m *Manager) resetPath(ctx context.Context, b *box, layers []string, name s
 		err = serr
 	}
 	return err
+}
+
+// resetIdentity writes the files that tell a sandbox its name and neighbours, as
+// at its start, where a reset of paths took them along.
+func (m *Manager) resetIdentity(ctx context.Context, b *box, sb sandbox.Sandbox, paths []string) error {
+	identity, err := m.identity(sb)
+	if err != nil {
+		return err
+	}
+	for name, content := range identity.Files() {
+		name = "/etc/" + name
+		taken := slices.ContainsFunc(paths, func(p string) bool { return path.Clean(p) == name || path.Clean(p) == "/etc" })
+		if !taken || strings.TrimSpace(content) == "" {
+			continue
+		}
+		var archive bytes.Buffer
+		tw := tar.NewWriter(&archive)
+		err := tw.WriteHeader(&tar.Header{Name: path.Base(name), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content)), ModTime: time.Now()})
+		if err == nil {
+			_, err = tw.Write([]byte(content))
+		}
+		if err = errors.Join(err, tw.Close()); err == nil {
+			err = b.guest.Reset(ctx, name, &archive)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

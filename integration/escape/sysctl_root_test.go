@@ -70,6 +70,31 @@ func TestResetSettings(t *testing.T) {
 	}
 }
 
+// writeOnce tries to write the files of a process that a namespace has once for
+// all, and those of PID 1, and names those that it could.
+const writeOnce = `for f in /proc/self/*_map /proc/self/setgroups /proc/self/timens_offsets; do
+  for v in "1000 6841708 1" "0 0 1" deny "monotonic 1 0"; do { echo "$v" >$f; } 2>/dev/null && echo $f; done
+done
+for f in /proc/1/* /proc/1/task/1/* /proc/1/attr/*; do [ -f $f ] && { echo 1 >>$f; } 2>/dev/null && echo $f; done
+echo 999 2>/dev/null >/proc/self/oom_score_adj && echo control`
+
+// TestNamespaceStateIsNobodys: what a user or pid namespace keeps for good, or PID 1
+// does, nobody inside can set, since no reset would take it back. The control is a
+// process's own file.
+func TestNamespaceStateIsNobodys(t *testing.T) {
+	d := harness.Install(t, "")
+	sb := d.New(t, sandbox.Spec{})
+	for _, user := range []string{"root", "nobody"} {
+		r, err := d.Try(t.Context(), string(sb.ID), sandbox.ProcessSpec{User: user, Argv: []string{"sh", "-c", writeOnce}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.TrimSpace(r.Stdout) != "control" {
+			t.Errorf("%s may write %q, want only its own file (control)", user, r.Stdout)
+		}
+	}
+}
+
 // TestKernelFilesReadOnly: beside processes and settings, which TestResetSettings
 // walks, nothing of /proc and /sys can be written. The control is a process's own
 // file, which can. PSI triggers (/proc/pressure) have the host's kernel work.

@@ -125,3 +125,27 @@ func TestResetPathsFollowsNoLink(t *testing.T) {
 		}
 	})
 }
+
+// TestResetPathsKeepsNames: a reset of paths leaves the files that tell a sandbox
+// its name, address and resolver as they were at its start. The controls are that
+// they were written over, and that a file beside them is reset.
+func TestResetPathsKeepsNames(t *testing.T) {
+	d := harness.Install(t, "")
+	d.New(t, sandbox.Spec{Name: "r1", Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkAllow, Allow: []string{"example.com:443"}}})
+	const look = "cd /etc; stat -c '%n %F %a %u:%g' hostname hosts resolv.conf; cat hostname hosts resolv.conf; sha256sum passwd"
+	want := d.Sh(t, "r1", look)
+	if !strings.Contains(want, "nameserver ") || !strings.Contains(want, "\nr1\n") {
+		t.Fatalf("at its start: %s", want)
+	}
+	for _, paths := range [][]string{{"/etc"}, {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/etc/passwd"}, {"/etc/../etc/"}} {
+		d.Sh(t, "r1", "cd /etc; for f in hostname hosts resolv.conf passwd; do echo x >$f; done; rm hosts; ln -s passwd hosts")
+		if d.Sh(t, "r1", look) == want {
+			t.Error("control: nothing was changed")
+		}
+		_, err := d.ResetPaths(t.Context(), "r1", paths...)
+		need(t, err)
+		if got := d.Sh(t, "r1", look); got != want {
+			t.Errorf("after a reset of %q: %s; at its start: %s", paths, got, want)
+		}
+	}
+}

@@ -267,6 +267,11 @@ func (l *Launcher) Start(_ context.Context, spec ShellSpec) (*Shell, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pid of the shell of %s: %w", spec.ID, err)
 	}
+	// Who is inside could write it once, and no reset takes that back. Project 0 is
+	// none; quotas go by the host's numbers, which nobody inside can set anyway.
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/projid_map", pid), []byte("0 0 1"), 0); err != nil {
+		return nil, fmt.Errorf("map the project ids of %s: %w", spec.ID, err)
+	}
 	return l.open(spec.ID, pid, 0)
 }
 
