@@ -143,6 +143,9 @@ func (c *Client) do(ctx context.Context, in call) (*http.Response, error) {
 // send sends a request once. With an error it tells how long the server asks
 // to wait before the next.
 func (c *Client) send(ctx context.Context, in call) (*http.Response, time.Duration, error) {
+	if err := named(in.path); err != nil {
+		return nil, 0, err
+	}
 	target := c.base + in.path
 	if len(in.query) > 0 {
 		target += "?" + in.query.Encode()

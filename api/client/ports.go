@@ -57,6 +57,9 @@ const dialPortTimeout = 15 * time.Second
 // Each end may close its half. ErrUnavailable with code port_closed where
 // nobody listens.
 func (c *Client) DialPort(ctx context.Context, ref string, port int) (net.Conn, error) {
+	if err := named(at(ref)); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialPortTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+at(ref, "ports", strconv.Itoa(port), "connect"), http.NoBody)

@@ -22,6 +22,17 @@ func path(parts ...string) string {
 	return p
 }
 
+// named refuses a path in which what names something is empty, or would lead
+// elsewhere.
+func named(path string) error {
+	for part := range strings.SplitSeq(path[1:], "/") {
+		if part == "" || part == "." || part == ".." {
+			return sandbox.Errorf(sandbox.ErrInvalid, "invalid_name", "a name or id is missing (%q): give one; 'sandbox ls' shows those of sandboxes", part)
+		}
+	}
+	return nil
+}
+
 func at(ref string, more ...string) string {
 	return path(append([]string{"sandboxes", ref}, more...)...)
 }

@@ -75,6 +75,9 @@ func (b *body) close(ended bool) {
 // dial opens a WebSocket, sends the first message unless it is nil, and
 // reads up to "started".
 func (c *Client) dial(ctx context.Context, path string, q url.Values, h http.Header, first any) (*socket, api.Message, error) {
+	if err := named(path); err != nil {
+		return nil, api.Message{}, err
+	}
 	target := c.base + path
 	if len(q) > 0 {
 		target += "?" + q.Encode()

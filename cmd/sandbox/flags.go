@@ -35,7 +35,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	l := &f.spec.Limits
 	fl.StringVar(&f.spec.Name, "name", "", "name, unique among living sandboxes")
 	fl.StringVar(&f.spec.Image, "image", "", "image to start from ('sandbox image ls'); the daemon's default if not given")
-	fl.StringVar((*string)(&f.spec.Snapshot), "snapshot", "", "begin with the files of this snapshot, in place of an image")
+	fl.StringVar((*string)(&f.spec.Snapshot), "snapshot", "", "begin with the files of the snapshot of this id, in place of an image ('sandbox fork' takes names, too)")
 	fl.BoolVar(&f.spec.AutoSnapshot, "auto-snapshot", false, "take a restore point after each command that changed files ('sandbox undo')")
 	fl.StringVar(&f.pull, "pull", "", "pull the image: missing, always or never (missing if its name says which registry has it, else never)")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V, or K to pass on your own; repeatable")

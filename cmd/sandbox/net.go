@@ -210,6 +210,8 @@ func (c *cli) netSetCmd() *cobra.Command {
 new flows are judged by it, and flows it forbids are cut. What no flag names stays;
 a list that a flag names is replaced. --add, --add-deny and --remove change single
 rules. An empty value empties a list: --deny ''. A rate of 0 is no limit.
+--net off also drops the allow list, the group and the gate: give them again with
+--net allow.
 
 Prints what changed.`,
 		Example: `  sandbox net set dev --net allow --allow pypi.org:443 --allow files.pythonhosted.org:443

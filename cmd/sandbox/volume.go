@@ -61,8 +61,8 @@ default.`,
 }
 
 func addVolumeLimits(cmd *cobra.Command, most *sizeFlag, inodes *int64) {
-	cmd.Flags().Var(most, "size", "bytes it may hold, as 10g")
-	cmd.Flags().Int64Var(inodes, "inodes", 0, "files it may hold")
+	cmd.Flags().Var(most, "size", "bytes it may hold, as 10g; 0 is the daemon's default")
+	cmd.Flags().Int64Var(inodes, "inodes", 0, "files it may hold; 0 is the daemon's default")
 }
 
 func (c *cli) volumeSetCmd() *cobra.Command {
