@@ -3,6 +3,8 @@ package access
 import (
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // holds are the requests that callers have in flight, to be cut when what
@@ -14,14 +16,15 @@ type holds struct {
 
 type hold struct {
 	caller Caller
-	cut    func()
+	cut    func(why error)
 	timer  *time.Timer
 }
 
 // Hold has cut called when a caller's key is revoked or expires, or its owner
-// is disabled, changed or removed; release ends it and may be called twice.
-// cut must not wait. It is called at once where that has come already.
-func (o *Office) Hold(c Caller, cut func()) (release func()) {
+// is disabled, given a lower role or removed; release ends it and may be called
+// twice. cut must not wait. It is called at once where that has come already.
+// why is an error of ByKey, or ErrForbidden with code role_too_low.
+func (o *Office) Hold(c Caller, cut func(why error)) (release func()) {
 	h := &hold{caller: c, cut: cut}
 	o.holds.mu.Lock()
 	if o.holds.all == nil {
@@ -30,13 +33,13 @@ func (o *Office) Hold(c Caller, cut func()) (release func()) {
 	o.holds.all[h] = true
 	o.holds.mu.Unlock()
 	// Only now: what is revoked from here on finds it.
-	expires, good := o.stands(c)
+	expires, why := o.stands(c)
 	switch {
-	case !good:
-		cut()
+	case why != nil:
+		cut(why)
 	case !expires.IsZero():
 		o.holds.mu.Lock()
-		h.timer = time.AfterFunc(expires.Sub(o.now()), cut)
+		h.timer = time.AfterFunc(expires.Sub(o.now()), func() { cut(errExpired(expires)) })
 		o.holds.mu.Unlock()
 	}
 	return func() {
@@ -49,37 +52,41 @@ func (o *Office) Hold(c Caller, cut func()) (release func()) {
 	}
 }
 
-// stands reports whether a caller would still be let in so, and until when.
-func (o *Office) stands(c Caller) (expires time.Time, good bool) {
+// stands returns why a caller would no longer be let in so, else until when.
+func (o *Office) stands(c Caller) (expires time.Time, why error) {
 	var now Caller
-	var err error
 	if c.Key == "" {
-		now, err = o.Standing(c.Owner)
+		now, why = o.Standing(c.Owner)
 	} else {
-		now, err = o.ByKeyID(c.Key)
+		now, why = o.ByKeyID(c.Key)
 	}
-	if err != nil || c.Role != "" && now.Role != c.Role {
-		return expires, false
+	if why == nil && c.Role != "" && !now.Role.AtLeast(c.Role) {
+		why = sandbox.Errorf(sandbox.ErrForbidden, "role_too_low", "the role of %s was lowered from %s to %s while the request was under way: send it again if %s may do it", c.Owner, c.Role, now.Role, now.Role)
+	}
+	if why != nil {
+		return expires, why
 	}
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	if k := o.byID[c.Key]; k != nil && k.ExpiresAt != nil {
 		expires = *k.ExpiresAt
 	}
-	return expires, true
+	return expires, nil
 }
 
-// cutAll cuts the requests of callers that match.
+// cutAll cuts the requests of callers that match and have lost their right.
 func (o *Office) cutAll(match func(Caller) bool) {
 	o.holds.mu.Lock()
-	var cuts []func()
+	var found []*hold
 	for h := range o.holds.all {
 		if match(h.caller) {
-			cuts = append(cuts, h.cut)
+			found = append(found, h)
 		}
 	}
 	o.holds.mu.Unlock()
-	for _, cut := range cuts {
-		cut()
+	for _, h := range found {
+		if _, why := o.stands(h.caller); why != nil {
+			h.cut(why)
+		}
 	}
 }

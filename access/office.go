@@ -158,11 +158,15 @@ func (o *Office) holder(k *Key, now time.Time) (Caller, error) {
 	case k.RevokedAt != nil || w == nil:
 		return Caller{}, sandbox.Errorf(sandbox.ErrUnauthenticated, "key_revoked", "this API key was revoked: have another made with 'sandbox key create'")
 	case k.ExpiresAt != nil && !now.Before(*k.ExpiresAt):
-		return Caller{}, sandbox.Errorf(sandbox.ErrUnauthenticated, "key_expired", "this API key expired at %s: have another made with 'sandbox key create'", k.ExpiresAt.Format(time.RFC3339))
+		return Caller{}, errExpired(*k.ExpiresAt)
 	case w.Disabled:
 		return Caller{}, errDisabled(w.Name)
 	}
 	return Caller{Owner: k.Owner, Role: lower(k.Role, w.Role), Key: k.ID}, nil
+}
+
+func errExpired(at time.Time) error {
+	return sandbox.Errorf(sandbox.ErrUnauthenticated, "key_expired", "this API key expired at %s: have another made with 'sandbox key create'", at.Format(time.RFC3339))
 }
 
 func errDisabled(owner string) error {

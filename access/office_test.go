@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -467,13 +468,19 @@ func TestHoldsAreCut(t *testing.T) {
 	caller := func(k Key) Caller { return Caller{Owner: "alice", Role: RoleDeveloper, Key: k.ID} }
 	var mu sync.Mutex
 	cut := map[string]int{}
+	var why []string
 	hold := func(c Caller) func() {
-		return o.Hold(c, func() { mu.Lock(); defer mu.Unlock(); cut[c.Key]++ })
+		return o.Hold(c, func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			cut[c.Key]++
+			why = append(why, sandbox.CodeOf(err))
+		})
 	}
 	release := hold(caller(a))
 	release()
 	release()
-	hold(caller(a))
+	release = hold(caller(a))
 	hold(caller(b))
 	if _, err := o.RevokeKey(t.Context(), a.ID); err != nil {
 		t.Fatal(err)
@@ -481,16 +488,27 @@ func TestHoldsAreCut(t *testing.T) {
 	if cut[a.ID] != 1 || cut[b.ID] != 0 {
 		t.Errorf("%v", cut)
 	}
-	hold(caller(a)) // what was let in just before
+	release()
+	hold(caller(a))() // what was let in just before
 	if cut[a.ID] != 2 {
 		t.Errorf("%v", cut)
 	}
-	yes := true
-	if _, err := o.SetOwner(t.Context(), "alice", OwnerChange{Disabled: &yes}); err != nil {
-		t.Fatal(err)
+	set := func(c OwnerChange) {
+		if _, err := o.SetOwner(t.Context(), "alice", c); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if cut[b.ID] != 1 {
+	set(OwnerChange{Role: new(RoleOperator)}) // who has more rights keeps what they had
+	if cut[b.ID] != 0 {
+		t.Errorf("cut since the role was raised: %v", cut)
+	}
+	set(OwnerChange{Role: new(RoleViewer)})
+	set(OwnerChange{Disabled: new(true)})
+	if cut[b.ID] != 2 {
 		t.Errorf("%v", cut)
+	}
+	if want := []string{"key_revoked", "key_revoked", "role_too_low", "owner_disabled"}; !slices.Equal(why, want) {
+		t.Errorf("cut for %v, want %v", why, want)
 	}
 }
 
@@ -501,10 +519,11 @@ func TestHoldsEndWithTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := mustKey(t, o, KeyRequest{Owner: "alice", Expires: time.Now().Add(50 * time.Millisecond)})
-	done := make(chan struct{})
-	o.Hold(Caller{Owner: "alice", Key: k.ID}, func() { close(done) })
+	done := make(chan error, 1)
+	o.Hold(Caller{Owner: "alice", Key: k.ID}, func(why error) { done <- why })
 	select {
-	case <-done:
+	case why := <-done:
+		want(t, why, sandbox.ErrUnauthenticated, "key_expired")
 	case <-time.After(10 * time.Second):
 		t.Error("an expired key's request goes on")
 	}

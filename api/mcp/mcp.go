@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -91,13 +92,28 @@ const maxMessage = 4 << 20
 
 // Handler is streamable HTTP. It keeps no sessions: each request brings its
 // own rights, and a restart of the daemon disturbs nobody. What a tool does is
-// done with the values of the request's context, and ends with it.
+// done with the values of the request's context, and ends with it; the answer
+// has a moment more, to say why.
 func Handler(cfg Config) http.Handler {
-	return sdk.NewStreamableHTTPHandler(
-		func(r *http.Request) *sdk.Server { return newServer(r.Context(), cfg) },
+	h := sdk.NewStreamableHTTPHandler(
+		func(r *http.Request) *sdk.Server {
+			return newServer(r.Context().Value(requestKey{}).(context.Context), cfg) //nolint:errcheck,forcetypeassert // put there below
+		},
 		&sdk.StreamableHTTPOptions{Stateless: true, Logger: cfg.Log, MaxRequestBodyBytes: maxMessage, PropagateRequestCancellation: true},
 	)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(r.Context()), requestKey{}, r.Context()))
+		defer cancel()
+		defer context.AfterFunc(r.Context(), func() { time.AfterFunc(lastWord, cancel) })()
+		h.ServeHTTP(w, r.WithContext(answer))
+	})
 }
+
+// requestKey is under which the context of an answer has its request's.
+type requestKey struct{}
+
+// lastWord is how long the answer to a request that has ended may take.
+const lastWord = 200 * time.Millisecond
 
 // tools are the handlers of one server.
 type tools struct {
@@ -121,9 +137,9 @@ func (a acting) Value(key any) any {
 
 // begin returns the context of one call.
 func (t *tools) begin(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(t.request, cancel)
-	return acting{ctx, t.request}, func() { stop(); cancel() }
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(t.request, func() { cancel(context.Cause(t.request)) })
+	return acting{ctx, t.request}, func() { stop(); cancel(nil) }
 }
 
 // fault makes an error one for the model: the stable code, and what to do.

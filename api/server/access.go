@@ -23,7 +23,7 @@ type Office interface {
 	// HoldBack counts a refused request, and waits before its answer begins.
 	HoldBack(ctx context.Context, c access.Caller)
 	// Hold has cut called when the caller's rights go away.
-	Hold(c access.Caller, cut func()) (release func())
+	Hold(c access.Caller, cut func(why error)) (release func())
 	Quota(ctx context.Context, owner string) (access.Quota, error)
 
 	CreateKey(ctx context.Context, req access.KeyRequest) (access.Key, error)
@@ -89,21 +89,29 @@ func (s *server) admit(next http.Handler) http.Handler {
 	})
 }
 
-// hold ends the context, and soon after the connection, when the caller's
+// hold ends the context, which has the reason as its cause, and soon after the connection, when the caller's
 // rights go away. end must be called when the request is over.
 func (s *server) hold(ctx context.Context, c access.Caller) (held context.Context, end func()) {
-	held, cancel := context.WithCancel(ctx)
+	held, cancel := context.WithCancelCause(ctx)
 	hang := time.AfterFunc(time.Hour, func() { hangUp(ctx) })
 	hang.Stop()
-	release := s.office.Hold(c, func() {
-		cancel()
+	release := s.office.Hold(c, func(why error) {
+		cancel(why)
 		hang.Reset(lastWord)
 	})
 	return held, func() {
 		release()
 		hang.Stop()
-		cancel()
+		cancel(nil)
 	}
+}
+
+// cutFor returns why the request of a context was cut; nil if it was not.
+func cutFor(ctx context.Context) error {
+	if why := context.Cause(ctx); sandbox.ClassOf(why) != nil {
+		return why
+	}
+	return nil
 }
 
 // hangUp closes the connection of a request, at once: TLS would first say so

@@ -266,7 +266,7 @@ func (s *server) sse(ctx context.Context, run func(context.Context, *sseWriter) 
 			return
 		}
 		err := run(ctx, w)
-		if err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+		if err != nil && (ctx.Err() == nil && !errors.Is(err, io.EOF) || cutFor(ctx) != nil) {
 			_ = w.event("", "error", s.problemOf(ctx, err)) // the client may be gone
 		}
 	}}, nil

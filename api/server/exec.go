@@ -113,7 +113,7 @@ func (s *server) stream(ctx context.Context, l *live, sb *sandbox.Sandbox, p san
 		last := s.lastMessage(ctx, p)
 		leave() // nothing more to read; the sandbox may be waiting to end
 		err = w.message(ctx, last)
-	case ctx.Err() == nil && !errors.Is(err, errReaderGone):
+	case cutFor(ctx) != nil || ctx.Err() == nil && !errors.Is(err, errReaderGone):
 		err = w.message(ctx, api.Message{Type: api.MsgError, Problem: s.problemOf(ctx, err)})
 	}
 	if err != nil {

@@ -166,7 +166,11 @@ func (s *server) problem(ctx context.Context, err error) error {
 	return p
 }
 
+// problemOf describes what ended a request: of one that was cut, why.
 func (s *server) problemOf(ctx context.Context, err error) *api.Problem {
+	if why := cutFor(ctx); why != nil {
+		err = why
+	}
 	req := requestOf(ctx)
 	p := api.ProblemOf(err, req.id)
 	req.code = p.Code

@@ -301,7 +301,7 @@ func background[T, P any](ctx context.Context, s *server, kind, subject string, 
 	l.onDrain(func() { o.cancel(context.Canceled) })
 	release := func() {}
 	if c, ok := access.Of(ctx); ok && s.office != nil {
-		release = s.office.Hold(c, func() { o.cancel(errRightGone) })
+		release = s.office.Hold(c, func(error) { o.cancel(errRightGone) })
 	}
 	told := make(chan struct{})
 	go func() {

@@ -236,7 +236,7 @@ func (c e2bCallers) Hold(ctx context.Context, cut func()) (release func()) {
 	if !ok {
 		holder, _ = access.Of(ctx)
 	}
-	return c.office.Hold(holder, cut)
+	return c.office.Hold(holder, func(error) { cut() })
 }
 
 // Refused counts a request that brought nothing good.

@@ -46,6 +46,7 @@ func (w *tenants) ways(owner, box, pid string) []held {
 		{"run, WebSocket", "GET", "/v1/run", nil, `{"sandbox":{` + small + `},"process":{"argv":["sleep","600"]}}`, socket},
 		{"attach", "GET", in + "/processes/" + pid + "/attach", nil, "", socket},
 		{"logs", "GET", in + "/processes/" + pid + "/output?follow=true", nil, "", whole},
+		{"lines", "GET", in + "/processes/" + pid + "/output?follow=true", []string{"Accept", "application/x-ndjson"}, "", whole},
 		{"events", "GET", "/v1/events", []string{"Accept", "text/event-stream"}, "", whole},
 		{"watch", "GET", in + "/files/watch?path=/tmp", nil, "", whole},
 		{"port", "GET", in + "/ports/8123/connect", []string{"Connection", "Upgrade", "Upgrade", "sandbox-port"}, "", whole},
@@ -170,11 +171,11 @@ func (w *tenants) streams(t *testing.T) {
 	}
 	w.t = t
 	begin("control", "bob")
-	for _, c := range []struct{ what, end, back string }{
-		{"disabled", `{"disabled":true}`, `{"disabled":false}`},
-		{"demoted", `{"role":"viewer"}`, `{"role":"developer"}`},
-		{"revoked", "", ""},
-		{"removed", "", ""},
+	for _, c := range []struct{ what, end, back, code string }{
+		{"disabled", `{"disabled":true}`, `{"disabled":false}`, "owner_disabled"},
+		{"demoted", `{"role":"viewer"}`, `{"role":"developer"}`, "role_too_low"},
+		{"revoked", "", "", "key_revoked"},
+		{"removed", "", "", "key_revoked"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w.t = t
@@ -200,6 +201,12 @@ func (w *tenants) streams(t *testing.T) {
 				case e := <-all:
 					if e.who != "dave" {
 						t.Fatalf("%s of %s ended with dave's rights", e.name, e.who)
+					}
+					switch e.name {
+					case "exec", "lines", "events", "watch", "MCP":
+						if !strings.Contains(e.said, c.code) {
+							t.Errorf("%s does not say %s: %q", e.name, c.code, e.said)
+						}
 					}
 					if (e.name == "E2B start" || e.name == "E2B watch") && !strings.Contains(e.said, `{"error":{"code":"permission_denied"`) {
 						t.Errorf("%s ends as if all were well: %q", e.name, e.said)
