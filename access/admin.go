@@ -229,10 +229,8 @@ type OwnerChange struct {
 // Disabling and enabling make none: ErrNotFound with code owner_not_found where
 // nothing is known of the name. Class ErrInvalid.
 func (o *Office) SetOwner(ctx context.Context, name string, c OwnerChange) (Owner, error) {
-	if !uidForm.MatchString(name) {
-		if err := ValidateOwner(name); err != nil {
-			return Owner{}, err
-		}
+	if err := sandbox.ValidateOwner(name); err != nil {
+		return Owner{}, err
 	}
 	if o.always(name) {
 		return Owner{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_owner", "%s is the daemon's own user or root: an admin without bounds, always", name)

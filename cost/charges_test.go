@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -172,6 +173,53 @@ func TestROI(t *testing.T) {
 	l = StatementLine{Usage: SumOf(MaxNano), Outside: SumOf(MaxNano)}
 	if l.Finish(); l.Cost.String() != "18446744073.709551614" || l.Profit != l.Cost.Neg() || *l.ROI != -10_000 {
 		t.Errorf("two of the largest amounts: %+v", l)
+	}
+}
+
+// TestNamesOfTargets: of budgets and entries, as of who may have keys; the
+// controls are names that owners and agents have.
+func TestNamesOfTargets(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"alice": true, "uid:1000": true, "a.b_c-1": true,
+		"x\u202e\x1b[31m\n": false, "Alice": false, "uid:01": false, "uid:4294967296": false, "uid-1": false, "uid:": false, "a b": false,
+	} {
+		_, err := BudgetRequest{Owner: name, Meter: MeterMoney, Limit: "1"}.Budget()
+		_, eerr := EntryRequest{Owner: name, Amount: 1}.Entry(time.Unix(0, 0))
+		for _, err := range []error{err, eerr} {
+			if ok && err != nil || !ok && sandbox.CodeOf(err) != "invalid_owner" {
+				t.Errorf("owner %q: %v", name, err)
+			}
+		}
+	}
+	for name, code := range map[string]string{"sandbox_prj_abcdefghijkl_bot_abcdefgh": "", "x\u202e\n": "invalid_name"} {
+		if _, err := (BudgetRequest{Agent: name, Meter: MeterMoney, Limit: "1"}).Budget(); (err == nil) != (code == "") || err != nil && sandbox.CodeOf(err) != code {
+			t.Errorf("agent %q: %v", name, err)
+		}
+	}
+}
+
+// TestLimitsAreKeptAsWritten: what is finer than is kept is refused, and the
+// text names bounds that hold.
+func TestLimitsAreKeptAsWritten(t *testing.T) {
+	for _, c := range []struct {
+		meter       Meter
+		limit, tell string // empty: taken
+	}{
+		{MeterWall, "1.001s", ""},
+		{MeterWall, "1.0005s", "in whole milliseconds, from 0.001 "},
+		{MeterWall, "1.0005 second", "in whole milliseconds"},
+		{MeterStarts, "2 start", ""},
+		{MeterStarts, "1.5 start", "a whole number, from 1 "},
+		{MeterCPU, "2562047h", ""},
+		{MeterCPU, "2562048h", "a duration of up to 2562047h"},
+		{MeterCPU, "18446744073 cpu-hour", ""},
+		{"tokens", maxLimit.String(), ""},
+		{"tokens", MaxQuantity.String(), "to " + maxLimit.String()},
+	} {
+		_, err := c.meter.ParseLimit(c.limit)
+		if (err == nil) != (c.tell == "") || err != nil && !strings.Contains(err.Error(), c.tell) {
+			t.Errorf("%s %s: %v, want %q", c.meter, c.limit, err, c.tell)
+		}
 	}
 }
 

@@ -135,8 +135,8 @@ func (m Meter) Spent(u Usage, money Sum) (Quantity, error) {
 
 // ParseLimit reads a limit of m for people: a decimal number of money ("25",
 // "0.5") or with a unit ("90 cpu-second", "1.5gib-hour", "20 gib"), a duration
-// of cpu or wall time ("90m"), or a count. What is finer than the base unit is
-// dropped. Class ErrInvalid.
+// of cpu or wall time ("90m"), or a count. Time and starts are whole in the
+// base unit; of bytes a part of one is dropped. Class ErrInvalid.
 func (m Meter) ParseLimit(s string) (Quantity, error) {
 	if err := m.Validate(); err != nil {
 		return Quantity{}, err
@@ -151,26 +151,36 @@ func (m Meter) ParseLimit(s string) (Quantity, error) {
 		kind, most, example = "a decimal number with up to nine digits behind the point", MaxNano.String(), "25 or 0.5"
 	case counted:
 		q, _ = ParseQuantity(s)
-		kind, least, most, example = "a whole number", "1", MaxQuantity.String(), "1000000"
+		kind, least, most, example = "a whole number", "1", maxLimit.String(), "1000000"
+	case started:
+		q = parseWithUnit(d, s)
+		kind, least, most, example = "a whole number", "1", maxLimit.String(), "7 or '7 start'"
 	case cpuTime, wallTime:
 		q = parseWithUnit(d, s)
-		kind, example = "a duration, or "+kind, "90m or '2 "+unitNames(d)[0]+"'"
+		kind, example = "a duration of up to 2562047h, or "+kind, "90m or '2 "+unitNames(d)[0]+"'" // what a time.Duration holds
+		if d == wallTime {
+			kind, least = kind+", in whole milliseconds", "0.001"
+		}
 	default:
 		q = parseWithUnit(d, s)
 		example = "'2 " + unitNames(d)[0] + "'"
 	}
-	if q.IsZero() {
+	if q.IsZero() || q.Cmp(maxLimit) > 0 {
 		return Quantity{}, outOfRange("invalid_limit", "limit of "+string(m), s, kind, least, most, example)
 	}
 	return q, nil
 }
 
-// parseWithUnit returns nothing where s cannot be read.
+// parseWithUnit returns nothing where s cannot be read, or is of time or starts
+// and finer than their base unit.
 func parseWithUnit(d dimension, s string) Quantity {
 	end := strings.LastIndexAny(s, "0123456789") + 1
 	unit, ok := units[strings.TrimSpace(s[end:])]
 	if n, isNumber := parseDecimal(s[:end]); ok && unit.of == d && isNumber && n.hi == 0 {
-		w, _ := wide{n.lo}.mul(unit.base).div(uint64(Unit))
+		w, left := wide{n.lo}.mul(unit.base).div(uint64(Unit))
+		if left && d != byteTime && d != bytesMoved {
+			return Quantity{}
+		}
 		return w.quantity()
 	}
 	if d == started {
@@ -178,7 +188,7 @@ func parseWithUnit(d dimension, s string) Quantity {
 		return n
 	}
 	took, err := time.ParseDuration(s)
-	if err != nil || took < 0 || d != cpuTime && d != wallTime {
+	if err != nil || took < 0 || d != cpuTime && d != wallTime || d == wallTime && took%time.Millisecond != 0 {
 		return Quantity{}
 	}
 	if d == wallTime {

@@ -77,10 +77,15 @@ func OneTarget(sb, project, owner string) (Scope, string, error) {
 	if n != 1 {
 		return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_scope", "name one sandbox, project or owner; %d are named", n)
 	}
-	if scope == ScopeProject {
-		if err := sandbox.ValidateProject(id); err != nil {
-			return "", "", err
-		}
+	var err error
+	switch scope {
+	case ScopeProject:
+		err = sandbox.ValidateProject(id)
+	case ScopeOwner:
+		err = sandbox.ValidateOwner(id)
+	}
+	if err != nil {
+		return "", "", err
 	}
 	return scope, id, nil
 }

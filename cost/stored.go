@@ -47,7 +47,7 @@ func (r BudgetRequest) target() (Scope, string, error) {
 	case r.Sandbox+r.Project+r.Owner != "":
 		return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_scope", "name one sandbox, agent, project or owner: more are named")
 	}
-	return ScopeAgent, r.Agent, nil
+	return ScopeAgent, r.Agent, sandbox.ValidateName(r.Agent)
 }
 
 // StoredBudget is a budget with its record.

@@ -63,8 +63,13 @@ func (r WebhookRequest) Validate() error {
 		return bad("the secret of a webhook has 8 to 200 bytes")
 	}
 	f := r.Filter
-	if len(f.Events) > 32 || len(f.Labels) > 16 || len(f.Owner) > 128 {
-		return bad("a webhook's filter has at most 32 patterns of events, 16 labels and 128 bytes of an owner")
+	if len(f.Events) > 32 || len(f.Labels) > 16 {
+		return bad("a webhook's filter has at most 32 patterns of events and 16 labels")
+	}
+	if f.Owner != "" {
+		if err := ValidateOwner(f.Owner); err != nil {
+			return err
+		}
 	}
 	for _, p := range f.Events {
 		if p == "" || len(p) > 64 || strings.Trim(p, "abcdefghijklmnopqrstuvwxyz0123456789_.-*?") != "" {
