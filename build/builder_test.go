@@ -172,6 +172,8 @@ func TestFailuresLeaveNothing(t *testing.T) {
 		{name: "the start of a command", text: "FROM base\nRUN unknown", code: codeFailed, tells: []string{"line 2", "unknown"}},
 		{name: "a source that is not there", text: "FROM base\nCOPY none /x", code: codeFailed, tells: []string{"line 2", "none", "context"}},
 		{name: "an owner that is not there", text: "FROM base\nCOPY --chown=ghost x /x", code: "invalid_user", tells: []string{"line 2", "ghost"}},
+		{name: "an owner beyond range", text: "FROM base\nCOPY --chown=4294967296 x /x", code: "invalid_user", tells: []string{"line 2", "0 to 65535"}},
+		{name: "a group beyond range", text: "FROM base\nCOPY --chown=0:65536 x /x", code: "invalid_user", tells: []string{"line 2", "0 to 65535"}},
 		{name: "an image that is not there", text: "FROM base\nCOPY --from=ghost /x /x", code: "image_not_found", tells: []string{"line 2"}},
 		{name: "a base that is not there", text: "FROM ghost", code: "image_not_found", tells: []string{"line 1"}},
 		{name: "a stage others wait for", text: "FROM base AS a\nRUN fail\nFROM base\nCOPY --from=a /x /y", code: codeFailed, tells: []string{"line 2"}},

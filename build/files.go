@@ -77,6 +77,11 @@ func (f inside) owner(ctx context.Context, who string) (*owner, error) {
 		return nil, nil
 	}
 	user, group, grouped := strings.Cut(who, ":")
+	for _, id := range []string{user, group} {
+		if _, err := strconv.ParseUint(id, 10, 16); errors.Is(err, strconv.ErrRange) {
+			return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_user", "id %.40q: ids of a sandbox go from 0 to 65535", id)
+		}
+	}
 	var o owner
 	if id, err := strconv.ParseUint(user, 10, 16); err == nil {
 		o = owner{int(id), int(id)}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Spec is what a caller asks for. Zero values mean the daemon's defaults,
@@ -231,6 +232,20 @@ func ValidateEnv(env map[string]string) error {
 func ValidateWorkDir(dir string) error {
 	if dir != "" && (!path.IsAbs(dir) || len(dir) > 4096 || strings.ContainsRune(dir, 0)) {
 		return Errorf(ErrInvalid, "invalid_workdir", "working directory %.80q: use an absolute path", dir)
+	}
+	return nil
+}
+
+// ValidateFilePath accepts the path of a file in a sandbox. In listings, which
+// are JSON, U+FFFD stands for each byte of a name that is no UTF-8: whoever acts
+// on one must not meet another file that has it in its name. ErrInvalid
+// invalid_path.
+func ValidateFilePath(p string) error {
+	switch {
+	case !path.IsAbs(p) || len(p) > 4096 || strings.ContainsRune(p, 0):
+		return Errorf(ErrInvalid, "invalid_path", "path %.100q: use an absolute path inside the sandbox, of at most 4096 bytes", p)
+	case strings.ContainsRune(p, utf8.RuneError): // and what is no UTF-8
+		return Errorf(ErrInvalid, "invalid_path", "path %.300q is not UTF-8, or holds the U+FFFD that listings show for what is not: reach it by its directory ('sandbox cp', the archive), or by a pattern in a shell inside", p)
 	}
 	return nil
 }

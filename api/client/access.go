@@ -45,7 +45,7 @@ func (c *Client) Owner(ctx context.Context, name string) (api.Owner, error) {
 
 // SetOwner changes an owner, or makes one.
 func (c *Client) SetOwner(ctx context.Context, name string, change api.OwnerChange) (api.Owner, error) {
-	b, err := marshal(change)
+	b, err := api.MarshalUTF8(change)
 	if err != nil {
 		return api.Owner{}, err
 	}

@@ -48,9 +48,13 @@ func (c *Client) Build(ctx context.Context, req sandbox.BuildRequest, files func
 }
 
 func writeBuild(form *multipart.Writer, req sandbox.BuildRequest, files func(io.Writer) error) error {
+	b, err := api.MarshalUTF8(req)
+	if err != nil {
+		return err
+	}
 	w, err := form.CreateFormField(api.BuildRequestPart)
 	if err == nil {
-		err = json.NewEncoder(w).Encode(req)
+		_, err = w.Write(b)
 	}
 	if err == nil && files != nil {
 		if w, err = form.CreateFormFile(api.BuildContextPart, "context.tar"); err == nil {

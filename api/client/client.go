@@ -246,10 +246,10 @@ func get[T any](ctx context.Context, c *Client, path string, query url.Values) (
 func post[T any](ctx context.Context, c *Client, path string, body any, header http.Header) (T, error) {
 	in := call{method: http.MethodPost, path: path, header: header}
 	if body != nil {
-		b, err := json.Marshal(body)
+		b, err := api.MarshalUTF8(body)
 		if err != nil {
 			var zero T
-			return zero, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+			return zero, err
 		}
 		in.body, in.short = bytes.NewReader(b), true
 		in.header = header.Clone()

@@ -3,17 +3,17 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // SetFault disturbs a sandbox's network, in place of what disturbed it before.
 func (c *Client) SetFault(ctx context.Context, ref string, f sandbox.NetworkFault) (sandbox.NetworkFault, error) {
-	b, err := json.Marshal(f)
+	b, err := api.MarshalUTF8(f)
 	if err != nil {
-		return f, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		return f, err
 	}
 	return ask[sandbox.NetworkFault](ctx, c, call{
 		method: http.MethodPut, path: at(ref, "network", "fault"), body: bytes.NewReader(b), short: true,

@@ -63,7 +63,7 @@ func (c *Client) PushImage(ctx context.Context, req sandbox.PushRequest, f func(
 // move sends a request whose answer is progress and, last, an outcome.
 func move[T any](ctx context.Context, c *Client, at string, req any, f func(sandbox.ImageProgress)) (T, error) {
 	var out T
-	b, err := marshal(req)
+	b, err := api.MarshalUTF8(req)
 	if err != nil {
 		return out, err
 	}
@@ -102,7 +102,7 @@ func move[T any](ctx context.Context, c *Client, at string, req any, f func(sand
 // ExportImage returns an archive of an image, a snapshot or a sandbox's
 // files. The caller closes it; an archive cut short is an error of a read.
 func (c *Client) ExportImage(ctx context.Context, req sandbox.ExportRequest) (io.ReadCloser, error) {
-	b, err := marshal(req)
+	b, err := api.MarshalUTF8(req)
 	if err != nil {
 		return nil, err
 	}

@@ -3,14 +3,12 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/url"
 	"strconv"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/project"
-	"github.com/sandboxd/sandboxd/sandbox"
 )
 
 // InProduction returns a client of the same daemon that sees the production
@@ -52,9 +50,9 @@ func (c *Client) Project(ctx context.Context, ref string) (project.View, error) 
 
 // ChangeProject changes a project's settings.
 func (c *Client) ChangeProject(ctx context.Context, ref string, ch project.Change) (project.Project, error) {
-	b, err := json.Marshal(ch)
+	b, err := api.MarshalUTF8(ch)
 	if err != nil {
-		return project.Project{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		return project.Project{}, err
 	}
 	return ask[project.Project](ctx, c, call{
 		method: http.MethodPatch, path: path("projects", ref), body: bytes.NewReader(b), short: true,

@@ -55,7 +55,7 @@ func (c *Client) BeginPush(ctx context.Context, req sandbox.PushRequest) (api.Op
 }
 
 func (c *Client) beginMove(ctx context.Context, at string, req any) (api.Operation, error) {
-	b, err := marshal(req)
+	b, err := api.MarshalUTF8(req)
 	if err != nil {
 		return api.Operation{}, err
 	}

@@ -3,7 +3,6 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -12,9 +11,9 @@ import (
 
 // SetSecret sets a secret. Its value does not come back.
 func (c *Client) SetSecret(ctx context.Context, req sandbox.SecretRequest) (sandbox.Secret, error) {
-	b, err := json.Marshal(req)
+	b, err := api.MarshalUTF8(req)
 	if err != nil {
-		return sandbox.Secret{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		return sandbox.Secret{}, err
 	}
 	return ask[sandbox.Secret](ctx, c, call{
 		method: http.MethodPut, path: path("secrets", req.Name), body: bytes.NewReader(b), short: true,

@@ -3,7 +3,6 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -13,9 +12,9 @@ import (
 // SetTemplate names an image or a snapshot, with limits, for sandboxes to be
 // made of.
 func (c *Client) SetTemplate(ctx context.Context, req sandbox.TemplateRequest) (sandbox.BaseTemplate, error) {
-	b, err := json.Marshal(req)
+	b, err := api.MarshalUTF8(req)
 	if err != nil {
-		return sandbox.BaseTemplate{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		return sandbox.BaseTemplate{}, err
 	}
 	return ask[sandbox.BaseTemplate](ctx, c, call{
 		method: http.MethodPut, path: path("templates", req.Name), body: bytes.NewReader(b), short: true,

@@ -3,7 +3,6 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -28,9 +27,9 @@ func (c *Client) Volume(ctx context.Context, name string) (sandbox.Volume, error
 
 // ChangeVolume changes a volume's limits.
 func (c *Client) ChangeVolume(ctx context.Context, name string, ch sandbox.VolumeChange) (sandbox.Volume, error) {
-	b, err := json.Marshal(ch)
+	b, err := api.MarshalUTF8(ch)
 	if err != nil {
-		return sandbox.Volume{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request body: %w", err)
+		return sandbox.Volume{}, err
 	}
 	return ask[sandbox.Volume](ctx, c, call{
 		method: http.MethodPatch, path: path("volumes", name), body: bytes.NewReader(b), short: true,

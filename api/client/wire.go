@@ -97,7 +97,7 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values, h http.Hea
 	}
 	ws.SetReadLimit(api.MaxText)
 	if first != nil {
-		b, err := marshal(first)
+		b, err := api.MarshalUTF8(first)
 		if err == nil {
 			err = ws.Write(ctx, websocket.MessageText, b)
 		}
@@ -114,7 +114,7 @@ func (c *Client) dial(ctx context.Context, path string, q url.Values, h http.Hea
 // stream sends a request whose answer is a process stream, and reads up to
 // "started".
 func (c *Client) stream(ctx context.Context, path string, h http.Header, request any) (*body, api.Message, error) {
-	b, err := marshal(request)
+	b, err := api.MarshalUTF8(request)
 	if err != nil {
 		return nil, api.Message{}, err
 	}
@@ -126,14 +126,6 @@ func (c *Client) stream(ctx context.Context, path string, h http.Header, request
 	w := &body{r: resp.Body}
 	started, err := handshake(ctx, w)
 	return w, started, err
-}
-
-func marshal(request any) ([]byte, error) {
-	b, err := json.Marshal(request)
-	if err != nil {
-		return nil, sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "request: %w", err)
-	}
-	return b, nil
 }
 
 // handshake reads up to "started", and closes w if there is none.

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -167,6 +168,9 @@ func decode[T any](body []byte) (T, error) {
 	var req T
 	if len(body) == 0 {
 		return req, nil
+	}
+	if err := api.CheckUTF8(body); err != nil {
+		return req, err
 	}
 	if err := json.Unmarshal(body, &req); err != nil {
 		return req, rpcErrorf(codeInvalidArgument, "the request is not the JSON of this method: %v", err)

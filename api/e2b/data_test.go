@@ -347,6 +347,10 @@ func TestMethodsRefuse(t *testing.T) {
 		{http.MethodPost, "/process.Process/List", "application/proto", nil, http.StatusUnsupportedMediaType},
 		{http.MethodPost, "/process.Process/Start", typeUnary, nil, http.StatusUnsupportedMediaType},
 		{http.MethodPost, "/process.Process/List", typeUnary, bytes.Repeat([]byte(" "), maxMessage+100), http.StatusTooManyRequests},
+		{http.MethodPost, "/filesystem.Filesystem/Remove", typeUnary, []byte("{\"path\":\"/c\xff\"}"), http.StatusBadRequest},
+		{http.MethodPost, "/filesystem.Filesystem/Remove", typeUnary, []byte(`{"path":"/c\ud800"}`), http.StatusBadRequest},
+		{http.MethodPost, "/filesystem.Filesystem/Remove", typeUnary, []byte(`{"path":"/c\ufffd"}`), http.StatusBadRequest},
+		{http.MethodPost, "/filesystem.Filesystem/Remove", typeUnary, []byte(`{"path":"/c\u00e9"}`), http.StatusOK},
 		{http.MethodDelete, "/files", "", nil, http.StatusMethodNotAllowed},
 		{http.MethodGet, "/health", "", nil, http.StatusNoContent},
 	} {
@@ -434,6 +438,7 @@ func TestFilesRefuse(t *testing.T) {
 		{http.MethodGet, "/files?path=/nothing", "", nil, nil, http.StatusNotFound},
 		{http.MethodGet, "/files", "", nil, nil, http.StatusBadRequest},
 		{http.MethodPost, "/files", "application/octet-stream", nil, nil, http.StatusBadRequest},
+		{http.MethodPost, "/files?path=/x%ff", "application/octet-stream", nil, nil, http.StatusBadRequest},
 		{http.MethodPost, "/files?path=/x", "text/plain", nil, nil, http.StatusBadRequest},
 		{http.MethodPost, "/files?path=/x", "multipart/form-data", nil, nil, http.StatusBadRequest},
 		{http.MethodPost, "/files", twice, body, nil, http.StatusBadRequest},

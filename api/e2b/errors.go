@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -56,7 +57,13 @@ const maxBody = 1 << 20
 // read decodes a request's body. None leaves into as it is; fields that are
 // not known here are left out, as clients are newer than servers.
 func read(w http.ResponseWriter, r *http.Request, into any) error {
-	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(into)
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err == nil {
+		err = api.CheckUTF8(b)
+	}
+	if err == nil {
+		err = json.NewDecoder(bytes.NewReader(b)).Decode(into)
+	}
 	var big *http.MaxBytesError
 	switch {
 	case err == nil, errors.Is(err, io.EOF):

@@ -185,6 +185,9 @@ func (c *call) homeOf(f sandbox.Files, name string) (string, error) {
 // slash is beneath the user's home, as is what begins with ~; an empty one is
 // the home.
 func (c *call) absolute(user, p string) (string, error) {
+	if err := sandbox.ValidateFilePath("/" + p); err != nil {
+		return "", err
+	}
 	if path.IsAbs(p) {
 		return path.Clean(p), nil
 	}

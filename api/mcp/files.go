@@ -80,14 +80,6 @@ func (t *tools) fileTools(s *sdk.Server) {
 	add(t, s, tool{"list_files", "List a directory", "The entries of a directory in a sandbox.", looks}, t.listFiles)
 }
 
-// absolute checks a path.
-func absolute(path string) error {
-	if !strings.HasPrefix(path, "/") || len(path) > 4096 || strings.ContainsRune(path, 0) {
-		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "path %.80q: use an absolute path", path)
-	}
-	return nil
-}
-
 func (t *tools) readFile(ctx context.Context, in readArgs) (content, string, error) {
 	most, err := bounded("max_bytes", in.MaxBytes, defaultBytes, maxBytes)
 	if err != nil {
@@ -114,7 +106,7 @@ func (t *tools) readFile(ctx context.Context, in readArgs) (content, string, err
 }
 
 func (t *tools) fileContent(ctx context.Context, in readArgs, most int) (content, error) {
-	if err := absolute(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return content{}, err
 	}
 	files, err := t.d.Files(ctx, in.Sandbox)
@@ -146,7 +138,7 @@ func (t *tools) fileContent(ctx context.Context, in readArgs, most int) (content
 }
 
 func (t *tools) writeFile(ctx context.Context, in writeArgs) (entry, string, error) {
-	if err := absolute(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return entry{}, "", err
 	}
 	mode := uint64(0o644)
@@ -183,7 +175,7 @@ func (t *tools) writeFile(ctx context.Context, in writeArgs) (entry, string, err
 }
 
 func (t *tools) listFiles(ctx context.Context, in listFilesArgs) (entries, string, error) {
-	if err := absolute(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return entries{}, "", err
 	}
 	depth, err := bounded("depth", in.Depth, 1, 8)

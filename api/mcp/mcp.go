@@ -183,10 +183,15 @@ func add[I, O any](t *tools, s *sdk.Server, d tool, f func(context.Context, I) (
 			Title: d.title, ReadOnlyHint: d.hints.readOnly, DestructiveHint: &d.hints.destructive,
 			IdempotentHint: d.hints.idempotent, OpenWorldHint: &d.hints.open,
 		},
-	}, func(ctx context.Context, _ *sdk.CallToolRequest, in I) (*sdk.CallToolResult, O, error) {
+	}, func(ctx context.Context, req *sdk.CallToolRequest, in I) (*sdk.CallToolResult, O, error) {
 		ctx, cancel := t.begin(ctx)
 		defer cancel()
-		out, text, err := f(ctx, in)
+		var out O
+		var text string
+		err := api.CheckUTF8(req.Params.Arguments)
+		if err == nil {
+			out, text, err = f(ctx, in)
+		}
 		if err != nil {
 			var none O
 			return nil, none, t.fault(ctx, err)

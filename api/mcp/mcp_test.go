@@ -355,3 +355,33 @@ func TestHTTPEdges(t *testing.T) {
 		}
 	}
 }
+
+// TestNotUTF8: text that decoding would change is refused; what is well
+// written is taken as it was meant.
+func TestNotUTF8(t *testing.T) {
+	transports(t, func(t *testing.T, _ *servertest.Memory, s *sdk.ClientSession) {
+		good(t, s, "create_sandbox", object{"name": "dev"})
+		write := func(args string) *sdk.CallToolResult {
+			t.Helper()
+			r, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: "write_file", Arguments: json.RawMessage(args)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		for _, args := range []string{
+			`{"sandbox":"dev","path":"/x","content":"\ud800"}`, `{"sandbox":"dev","path":"/x\udfff","content":""}`, `{"sandbox":"dev","path":"/x\ufffd","content":""}`,
+			"{\"sandbox\":\"dev\",\"path\":\"/x\",\"content\":\"\xff\"}",
+		} {
+			if r := write(args); !r.IsError {
+				t.Errorf("%q was taken", args)
+			}
+		}
+		if r := write(`{"sandbox":"dev","path":"/x","content":"\ud83d\ude00\ufffd"}`); r.IsError {
+			t.Errorf("%+v", r)
+		}
+		if f := good(t, s, "read_file", object{"sandbox": "dev", "path": "/x"}); f.value["content"] != "\U0001f600\ufffd" {
+			t.Errorf("%q", f.value["content"])
+		}
+	})
+}

@@ -90,7 +90,7 @@ func (t *tools) fileResource(ctx context.Context, uri *url.URL) ([]*sdk.Resource
 	if err != nil {
 		return nil, err
 	}
-	if err := absolute(path); err != nil {
+	if err := sandbox.ValidateFilePath(path); err != nil {
 		return nil, err
 	}
 	info, err := files.Stat(ctx, "", path)

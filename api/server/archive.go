@@ -18,7 +18,7 @@ func (s *server) archiveRoutes() {
 			Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 		}},
 	}, func(ctx context.Context, in *FileTarget) (*huma.StreamResponse, error) {
-		if err := checkPath(in.Path); err != nil {
+		if err := sandbox.ValidateFilePath(in.Path); err != nil {
 			return nil, err
 		}
 		f, err := s.m.Files(ctx, in.Ref)

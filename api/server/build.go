@@ -170,6 +170,9 @@ func buildRequest(parts *multipart.Reader) (req sandbox.BuildRequest, err error)
 	if len(b) > api.MaxBuildRequest {
 		return req, sandbox.Errorf(sandbox.ErrTooLarge, "body_too_large", "the part %s: at most %d bytes", api.BuildRequestPart, api.MaxBuildRequest)
 	}
+	if err := api.CheckUTF8(b); err != nil {
+		return req, bad("the part %s: %w", api.BuildRequestPart, err)
+	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&req); err != nil {

@@ -103,6 +103,7 @@ func TestBadBuilds(t *testing.T) {
 		{name: "files first", parts: []part{{api.BuildContextPart, ""}, {api.BuildRequestPart, good}}, code: "invalid_build"},
 		{name: "another second part", parts: []part{{api.BuildRequestPart, good}, {"more", ""}}, code: "invalid_build"},
 		{name: "no JSON", parts: []part{{api.BuildRequestPart, "FROM host"}}, code: "invalid_build"},
+		{name: "no UTF-8", parts: []part{{api.BuildRequestPart, "{\"dockerfile\":\"FROM host\\nCOPY \xff b\"}"}}, code: "invalid_build"},
 		{name: "unknown field", parts: []part{{api.BuildRequestPart, `{"dockerfile":"FROM host","x":1}`}}, code: "invalid_build"},
 		{name: "empty Dockerfile", parts: []part{{api.BuildRequestPart, `{"dockerfile":" \n"}`}}, code: "dockerfile_invalid"},
 		{name: "large Dockerfile", parts: []part{{api.BuildRequestPart, `{"dockerfile":"` + strings.Repeat("x", sandbox.MaxDockerfile+1) + `"}`}}, code: "dockerfile_too_large"},

@@ -193,7 +193,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // watchFiles sends the changes beneath a path.
 func (s *server) watchFiles(ctx context.Context, in *watchInput) (*huma.StreamResponse, error) {
-	if err := checkPath(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return nil, err
 	}
 	f, err := s.m.Files(ctx, in.Ref)

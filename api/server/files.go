@@ -104,7 +104,7 @@ func (s *server) fileRoutes() {
 	register(s, huma.Operation{
 		OperationID: "move-file", Method: http.MethodPost, Path: base + "/move", DefaultStatus: http.StatusNoContent, Summary: "Rename a file or tree", Tags: tags,
 	}, func(ctx context.Context, in *bodyInput[api.MoveRequest]) (*empty, error) {
-		if err := checkPath(in.Body.To); err != nil {
+		if err := sandbox.ValidateFilePath(in.Body.To); err != nil {
 			return nil, err
 		}
 		return s.fileWork(ctx, in.Ref, in.Body.From, func(f sandbox.Files) error { return f.Move(ctx, in.Body.User, in.Body.From, in.Body.To) })
@@ -126,7 +126,7 @@ func (s *server) fileRoutes() {
 
 // withFiles does file work that has a result.
 func withFiles[T any](ctx context.Context, s *server, ref, path string, do func(sandbox.Files) (T, error)) (*result[T], error) {
-	if err := checkPath(path); err != nil {
+	if err := sandbox.ValidateFilePath(path); err != nil {
 		return nil, err
 	}
 	f, err := s.m.Files(ctx, ref)
@@ -140,13 +140,6 @@ func withFiles[T any](ctx context.Context, s *server, ref, path string, do func(
 func (s *server) fileWork(ctx context.Context, ref, path string, do func(sandbox.Files) error) (*empty, error) {
 	_, err := withFiles(ctx, s, ref, path, func(f sandbox.Files) (empty, error) { return empty{}, do(f) })
 	return nil, err
-}
-
-func checkPath(p string) error {
-	if !strings.HasPrefix(p, "/") || strings.ContainsRune(p, 0) || len(p) > 4096 {
-		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "path %.80q: use an absolute path inside the sandbox", p)
-	}
-	return nil
 }
 
 // parseMode reads octal permission bits.
@@ -185,7 +178,7 @@ func parseRange(h string) (byteRange, bool, error) {
 }
 
 func (s *server) readFile(ctx context.Context, in *readInput) (*huma.StreamResponse, error) {
-	if err := checkPath(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return nil, err
 	}
 	rng, partial, err := parseRange(in.Range)
@@ -239,7 +232,7 @@ func (s *server) readFile(ctx context.Context, in *readInput) (*huma.StreamRespo
 // listFiles sends entries as PID 1 names them: however long the listing, one
 // is held at a time.
 func (s *server) listFiles(ctx context.Context, in *listFilesInput) (*huma.StreamResponse, error) {
-	if err := checkPath(in.Path); err != nil {
+	if err := sandbox.ValidateFilePath(in.Path); err != nil {
 		return nil, err
 	}
 	f, err := s.m.Files(ctx, in.Ref)

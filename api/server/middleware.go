@@ -10,10 +10,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -97,6 +99,10 @@ func (s *server) middleware(next http.Handler) http.Handler {
 			}
 			writeProblem(rec, api.ProblemOf(fmt.Errorf("panic: %v", p), req.id))
 		}()
+		if q, err := url.QueryUnescape(r.URL.RawQuery); err != nil || !utf8.ValidString(q) {
+			writeProblem(rec, s.problemOf(req.r.Context(), sandbox.Errorf(sandbox.ErrInvalid, "invalid_request", "the query is not UTF-8 or wrongly escaped: %.200q", r.URL.RawQuery)))
+			return
+		}
 		next.ServeHTTP(rec, req.r)
 	})
 }

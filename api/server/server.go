@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -70,7 +71,7 @@ func New(cfg Config) http.Handler {
 			},
 		},
 		OpenAPIPath:                  "/openapi",
-		Formats:                      map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat},
+		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
 		DefaultFormat:                "application/json",
 		RejectUnknownQueryParameters: true,
 	})
@@ -89,6 +90,14 @@ func New(cfg Config) http.Handler {
 	s.expect()
 	return s.middleware(s.admit(mux))
 }
+
+// jsonFormat takes no JSON whose text decoding would change.
+var jsonFormat = huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: func(b []byte, v any) error {
+	if err := api.CheckUTF8(b); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}}
 
 // routes registers every operation, one file per group.
 func (s *server) routes() {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,7 +136,14 @@ func readFirst(ctx context.Context, c *websocket.Conn, what string, v any) error
 	if typ != websocket.MessageText {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "the first message must be a %s as JSON text", what)
 	}
-	dec := json.NewDecoder(r)
+	b, err := io.ReadAll(r)
+	if err == nil {
+		err = api.CheckUTF8(b)
+	}
+	if err != nil {
+		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "%s: %w", what, err)
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
 		return sandbox.Errorf(sandbox.ErrInvalid, "invalid_process_spec", "%s: %w", what, err)

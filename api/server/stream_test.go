@@ -336,6 +336,7 @@ func TestStreamNonsense(t *testing.T) {
 		"spec is not JSON":    {first: "x", code: "invalid_process_spec"},
 		"spec has more":       {first: good + "{}", code: "invalid_process_spec"},
 		"unknown key":         {first: `{"argv":["echo"],"x":1}`, code: "invalid_process_spec"},
+		"no UTF-8":            {first: `{"argv":["echo","\ud800"]}`, code: "invalid_process_spec"},
 		"no argv":             {first: `{}`, code: "invalid_argv"},
 		"no such command":     {first: `{"argv":["nope"]}`, code: "command_not_found"},
 		"message is not JSON": {first: good, then: text("{"), code: "invalid_message"},

@@ -18,7 +18,7 @@ timeout=${LANE_TIMEOUT:-25m}
 # These ask nothing of the kernel that the root lane does not see, and take
 # minutes when emulated. A run that names tests, or a long one, has them too.
 skip='TestWeight|TestDeepTrees|TestDiffDeep|TestRemoveTree|TestKilledImport|TestKilledTrees|TestHostileLayers|TestUmociRandom'
-skip=$skip'|TestNothingLeaksOverCycles|TestBadInputs|TestAuditOfAFlood|TestNamesSurvive'
+skip=$skip'|TestNothingLeaksOverCycles|TestBadInputs|TestAuditOfAFlood|TestNamesSurvive|TestNamesBeyondUTF8'
 skip=$skip'|TestBuild(Copies|OfAWholeSystem|Failures|EndsWhatRunsOn|Cancelled|Killed)'
 skip=$skip'|TestRegistry|TestHostileRegistry|TestPushOfFiles|TestKillDuringPull'
 skip=$skip'|TestPort(Life|TakenMeanwhile|UDP|Forward)|TestHostNames|TestReach(LeavesNothing|IsCounted)'

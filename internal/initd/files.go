@@ -82,8 +82,8 @@ func (s *Server) file(c *conn, a initproto.File, op fileOp) error {
 }
 
 func cleanPath(p string) (string, error) {
-	if !path.IsAbs(p) || len(p) > maxPath || strings.ContainsRune(p, 0) {
-		return "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_path", "path %.100q: use an absolute path of at most %d bytes", p, maxPath)
+	if err := sandbox.ValidateFilePath(p); err != nil {
+		return "", err
 	}
 	return path.Clean(p), nil
 }
@@ -114,7 +114,7 @@ func fileError(what, name string, err error) error {
 		{unix.EISDIR, sandbox.ErrInvalid, "is_a_directory", "name a file, or use the archive calls for a tree"},
 		{unix.ELOOP, sandbox.ErrInvalid, "too_many_links", "its symbolic links lead in a circle"},
 		{unix.ENAMETOOLONG, sandbox.ErrInvalid, "invalid_path", "use shorter names, at most 255 bytes each"},
-		{unix.EINVAL, sandbox.ErrInvalid, "invalid_path", "use an absolute path without zero bytes"},
+		{unix.EINVAL, sandbox.ErrInvalid, "invalid_path", "a directory cannot be moved into itself, and some file systems, as that of /dev/mqueue, hold no plain files: choose another path"},
 		{unix.ENXIO, sandbox.ErrInvalid, "not_a_file", "only regular files can be read and written"},
 		{unix.ENOSPC, sandbox.ErrExhausted, "disk_full", "remove files or give the sandbox a larger disk limit; below its limit it is the host that is full: 'sandbox doctor' tells"},
 		{unix.EDQUOT, sandbox.ErrExhausted, "disk_full", "remove files, or give the sandbox a larger disk limit"},

@@ -111,7 +111,7 @@ func resolveUser(user, passwd, group string) (account, error) {
 		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q: ids of a sandbox go from 0 to %d", name, maxID)
 	}
 	acc := account{name: name, uid: uid, home: "/", shell: "/bin/sh"}
-	found := false
+	found, bad := false, false
 	for line := range strings.Lines(passwd) {
 		f := strings.Split(strings.TrimRight(line, "\n"), ":")
 		if len(f) < 7 || f[0] == "" {
@@ -124,10 +124,13 @@ func resolveUser(user, passwd, group string) (account, error) {
 			found = true
 			break
 		}
+		bad = bad || f[0] == name
 	}
 	switch {
 	case !found && !numeric && name == "root":
 		acc = account{name: "root", home: "/root", shell: "/bin/sh"}
+	case !found && !numeric && bad:
+		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q has an id beyond 0 to %d in the sandbox's /etc/passwd: change it there, or name a number", name, maxID)
 	case !found && !numeric:
 		return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "user %.64q has no entry in the sandbox's /etc/passwd", name)
 	case !found && uid == 0:
@@ -142,7 +145,7 @@ func resolveUser(user, passwd, group string) (account, error) {
 	if hasGID {
 		g, ok := groupID(gidPart, group)
 		if !ok {
-			return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "group %.64q has no entry in the sandbox's /etc/group", gidPart)
+			return account{}, sandbox.Errorf(sandbox.ErrInvalid, "unknown_user", "group %.64q has no entry in the sandbox's /etc/group with an id from 0 to %d", gidPart, maxID)
 		}
 		acc.gid = g
 		acc.groups = []uint32{g}

@@ -2,6 +2,7 @@ package initd
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -52,6 +53,18 @@ func TestResolveUser(t *testing.T) {
 			got.shell == c.want.shell && slices.Equal(got.groups, c.want.groups)
 		if err == nil && !same {
 			t.Errorf("%q: got %+v, want %+v", c.user, got, c.want)
+		}
+	}
+}
+
+// TestUserBeyondRange: an entry whose id is too large is told from none.
+func TestUserBeyondRange(t *testing.T) {
+	for user, want := range map[string]string{
+		"big": "beyond 0 to 65535", "huge": "beyond 0 to 65535", "alice:huge": "from 0 to 65535", "ghost": "has no entry",
+	} {
+		_, err := resolveUser(user, passwd+"huge:x:4294967296:0::/:/bin/sh\n", groups)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", user, err, want)
 		}
 	}
 }

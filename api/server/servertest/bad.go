@@ -178,8 +178,14 @@ func BadInputs() []BadInput {
 
 	// Files.
 	const files = "/v1/sandboxes/box/files"
+	bad("POST", files+"/mkdir", "{\"path\":\"/a\xff\"}")
+	bad("POST", files+"/chmod", `{"path":"/a\ud800","mode":"600"}`)
+	bad("POST", "/v1/sandboxes/box/processes", `{"argv":["rm","/a\udfff"]}`)
+	bad("POST", "/v1/sandboxes/box/exec", "{\"argv\":[\"sh\"],\"env\":{\"X\":\"\xff\"}}")
 	for _, tail := range []string{"", "/stat", "/list", "/archive", "/watch"} {
 		bad("GET", files+tail, "")
+		bad("GET", files+tail+"?path=/a%FE", "")
+		add("GET", files+tail+"?path=/a%EF%BF%BD", "", 400, "invalid_path")
 		bad("GET", files+tail+"?path=", "")
 		bad("GET", files+tail+"?path=/"+strings.Repeat("a", 4096), "")
 		add("GET", files+tail+"?path=relative", "", 400, "invalid_path")
