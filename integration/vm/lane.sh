@@ -41,7 +41,7 @@ skip=$skip'|TestStdinOver|TestKeyOfTheEnded|TestProcessesOfPaused|TestLostRun|Te
 skip=$skip'|TestMountTargetRaces|TestFloods|TestStorm|TestProductionDatabaseLost|TestNetworkNameHeld|TestSettingsAreNotInjected|TestLostWhileRunning'
 skip=$skip'|TestWorkDirs/root/(image|spec|build|mcp|e2b|agent|health|sudo)|TestClonedState|TestCopyUsedElsewhere|TestCopyOfWhatRuns|TestBackupAndRestore|TestLostUpper|TestHostProgramIsNotWritten|TestFilesNamedLikeMarks'
 skip=$skip'|TestVolumeOutlivesSandboxes|TestManyVolumes|TestVolumeShared|TestSignals$|TestResetPaths$|TestForkHistoryEnds|TestSlowImportAndBuild|TestUndo$|TestBind|TestCopyKeepsHoles|TestOddModes|TestDescriptorsSlowToClose|TestLeaseOnProgram|TestPID1Files|TestNumbersAreIDs|TestKernelFiles|TestReadyShells|TestAnothersNetwork|TestRestoreTells|TestRemovalCrosses|TestSignalToStopped'
-skip=$skip'|TestKeyOfExec|TestEndOf|TestRecoverRemoves|TestQueuedRequest|TestExportRefused|TestResetPaths(FollowsNoLink|KeepsNames)|TestNamesBeyondUTF8'
+skip=$skip'|TestKeyOfExec|TestEndOf|TestRecoverRemoves|TestQueuedRequest|TestExportRefused|TestResetPaths(FollowsNoLink|KeepsNames)'
 [ -z "${RUN:-}${SANDBOXD_SOAK:-}" ] || skip=
 
 say() { printf '%s %s\n' "$(date +%T)" "$*" >&2; }
