@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -365,6 +366,8 @@ func TestKilledRollUp(t *testing.T) {
 		c := exec.Command("/proc/self/exe")
 		c.Env = append(os.Environ(), rollerVar+"="+path, rollerVar+"_NOW="+now.Format(time.RFC3339))
 		c.Stderr = os.Stderr
+		steps := 5 + rng.IntN(20)
+		c.Stdin = strings.NewReader(strings.Repeat("x", steps+1)) // it is killed in the last one, or after it
 		out, err := c.StdoutPipe()
 		if err == nil {
 			err = c.Start()
@@ -372,7 +375,7 @@ func TestKilledRollUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for lines, n := bufio.NewScanner(out), 5+rng.IntN(20); n > 0 && lines.Scan(); n-- {
+		for lines := bufio.NewScanner(out); steps > 0 && lines.Scan(); steps-- {
 		}
 		_ = c.Process.Kill()
 		_ = c.Wait()
@@ -398,6 +401,9 @@ func rollForever(path string) error {
 	}
 	d, err := Open(context.Background(), path)
 	for more := err == nil; more && err == nil; {
+		if _, end := os.Stdin.Read(make([]byte, 1)); end != nil {
+			select {} // until it is killed
+		}
 		if more, err = d.Roll(context.Background(), now, DefaultRollUps(30)); more {
 			fmt.Println("rolled")
 		}
