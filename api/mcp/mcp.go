@@ -192,6 +192,9 @@ func add[I, O any](t *tools, s *sdk.Server, d tool, f func(context.Context, I) (
 		if err == nil {
 			out, text, err = f(ctx, in)
 		}
+		if err == nil {
+			err = context.Cause(t.request) // a command killed with it did not end by itself
+		}
 		if err != nil {
 			var none O
 			return nil, none, t.fault(ctx, err)

@@ -52,6 +52,9 @@ func (t *tools) reading(read reader) sdk.ResourceHandler {
 			return nil, sdk.ResourceNotFoundError(req.Params.URI)
 		}
 		out, err := read(ctx, uri)
+		if err == nil {
+			err = context.Cause(t.request)
+		}
 		switch {
 		case errors.Is(err, sandbox.ErrNotFound):
 			return nil, sdk.ResourceNotFoundError(req.Params.URI)
