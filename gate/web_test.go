@@ -213,7 +213,7 @@ func TestWebBodies(t *testing.T) {
 		rw.Header().Set("X-End", "done")
 	})
 	w.serve("example.com", webAddr, 80, srv.addr())
-	got := w.rawN("POST /up;v=1//x%2Fy?a;b&c=%zz HTTP/1.1\r\nHost: example.com\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\nX-Forwarded-For: 1.2.3.4\r\nExpect: 100-continue\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\n\r\n", 2)
+	got := w.rawN("POST /up;v=1//x%2Fy?a;b&c=%zz HTTP/1.1\r\nHost: example.com\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\nX-Forwarded-For: 1.2.3.4\r\nExpect: 100-continue\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\n\r\n", 1)
 	for len(got) > 0 && got[0].StatusCode == 100 {
 		got = got[1:]
 	}

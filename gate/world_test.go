@@ -190,8 +190,8 @@ func (w *world) tryConnect(origin netip.AddrPort) (*net.TCPConn, error) {
 // raw sends bytes to port 80 of webAddr and returns the answers to them.
 func (w *world) raw(request string) []answer { w.t.Helper(); return w.rawN(request, 1) }
 
-// rawN ends its side after so many answers, which net/http takes for the end
-// of everything.
+// rawN ends its side after so many answers, without those that tell of another
+// (100 Continue, which may come twice); net/http takes it for the end of everything.
 func (w *world) rawN(request string, answers int) []answer {
 	w.t.Helper()
 	c := w.connect(netip.AddrPortFrom(webAddr, portHTTP))
@@ -199,8 +199,9 @@ func (w *world) rawN(request string, answers int) []answer {
 		w.t.Fatal(err)
 	}
 	var out []answer
+	final := 0
 	for r := bufio.NewReader(c); ; {
-		if len(out) >= answers {
+		if final >= answers {
 			_ = c.CloseWrite()
 		}
 		resp, err := http.ReadResponse(r, nil)
@@ -209,6 +210,9 @@ func (w *world) rawN(request string, answers int) []answer {
 		}
 		b, _ := io.ReadAll(resp.Body)
 		out = append(out, answer{resp, string(b)})
+		if resp.StatusCode >= http.StatusOK {
+			final++
+		}
 	}
 }
 
