@@ -46,6 +46,7 @@ type flood struct {
 type floods struct {
 	*tenants
 	bob, far *client.Client // by the socket and by TLS
+	aside    *client.Client // of a daemon that nobody floods
 	box      string         // alice's
 	boxes    []string       // bob's
 }
@@ -65,6 +66,7 @@ func TestFloods(t *testing.T) {
 	need(t, err)
 	f.far, err = client.New("https://"+floodsAPI, client.WithKey(f.keys["bob"]), client.WithAuthority(ca), client.WithPatience(0))
 	need(t, err)
+	f.aside = harness.InstallApart(t, "").Client
 	f.box = f.make("alice", `{`+small+`}`)
 	body, head := f.build("FROM own/bob/missing\n")
 	if a := f.native("bob", "POST", "/v1/images/build", body, head...); a.status != http.StatusOK && a.status != http.StatusNotFound {
@@ -222,7 +224,10 @@ func (f *floods) client() *http.Client {
 	return &http.Client{Transport: f.transport()}
 }
 
-// run measures bob in turns: quiet and flooded.
+// run measures bob in turns: quiet and flooded. Where that is too long, the
+// machine may be busy with something else, and the flood's own work with it: in
+// a short run a daemon beside it, which nobody floods, then tells how much of it
+// is the processors'.
 func (f *floods) run(t *testing.T, x flood) {
 	who := f.bob
 	if x.name == "half-open requests" {
@@ -231,12 +236,21 @@ func (f *floods) run(t *testing.T, x flood) {
 	var ratio float64
 	for try := range 8 { // others may load the machine meanwhile
 		quiet, flooded := map[string][]time.Duration{}, map[string][]time.Duration{}
+		asideQuiet, asideFlooded := map[string][]time.Duration{}, map[string][]time.Duration{}
+		beside := func(times map[string][]time.Duration) {
+			if all := f.boxes; try > 0 {
+				f.turns(t, f.aside, harness.Soak(3, 10), times)
+				f.boxes = all
+			}
+		}
 		f.turns(t, who, 2, map[string][]time.Duration{}) // warm
 		var did int64
 		for range harness.Soak(2, 10) {
 			f.turns(t, who, harness.Soak(3, 10), quiet)
+			beside(asideQuiet)
 			stop := f.begin(t, x)
 			f.turns(t, who, harness.Soak(3, 10), flooded)
+			beside(asideFlooded)
 			did += stop()
 		}
 		if least := int64(x.clients * harness.Soak(2, 10)); did < least {
@@ -255,6 +269,13 @@ func (f *floods) run(t *testing.T, x flood) {
 		t.Logf("try %d: %d things:%s", try, did, worst)
 		if ratio <= mostWait {
 			return
+		}
+		if try > 0 && harness.Soak(1, 0) == 1 {
+			busy := float64(middle(asideFlooded["all"])) / float64(middle(asideQuiet["all"]))
+			t.Logf("try %d: a daemon that nobody floods: %.1f times", try, busy)
+			if ratio = ratio / max(1, busy); ratio <= mostWait {
+				return
+			}
 		}
 	}
 	t.Errorf("bob waits %.1f times as long while alice floods", ratio)
