@@ -329,7 +329,7 @@ func theEnds() []anEnd {
 		return sandbox.ProcessSpec{Argv: []string{"sh", "-c", script}, Main: true}
 	}
 	late := until("exec sleep 1000")
-	late.TimeoutSeconds = 8
+	late.TimeoutSeconds = 15 // every watcher begins before, on a busy machine too
 	return []anEnd{
 		{"removed", sandbox.CodeEnded, sandbox.ReasonCancelled, sleep, sandbox.Spec{}, func(t *testing.T, d *harness.Daemon, sb sandbox.Sandbox) {
 			must(t)(d.Remove(t.Context(), string(sb.ID)))
