@@ -383,6 +383,15 @@ func (l *leaving) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// WriteTo keeps the stream's own fast path.
+func (l *leaving) WriteTo(w io.Writer) (int64, error) {
+	n, err := io.Copy(w, l.ReadCloser)
+	if err != nil && !l.closed.Load() {
+		err = l.f.fate(err)
+	}
+	return n, err
+}
+
 func (l *leaving) Close() error { l.closed.Store(true); l.leave(); return l.ReadCloser.Close() }
 
 type leavingWatch struct {
