@@ -3,6 +3,7 @@ package access
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -39,6 +40,9 @@ func (o *Office) CreateKey(ctx context.Context, req KeyRequest) (Key, error) {
 	now := o.now().UTC()
 	if !req.Expires.IsZero() && !req.Expires.After(now) {
 		return Key{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_expiry", "a key that expired at %s would never work: choose a time to come", req.Expires.Format(time.RFC3339))
+	}
+	if last := time.Unix(0, math.MaxInt64).UTC(); req.Expires.After(last) {
+		return Key{}, sandbox.Errorf(sandbox.ErrInvalid, "invalid_expiry", "a key that expires at all expires by %s: leave the time out for one that does not", last.Format(time.RFC3339))
 	}
 	o.change.Lock()
 	defer o.change.Unlock()

@@ -233,6 +233,7 @@ func TestBadRequestsForKeys(t *testing.T) {
 		{KeyRequest{Owner: "a", Role: "king"}, "invalid_role"},
 		{KeyRequest{Owner: "a", Name: "x\n"}, "invalid_key_name"},
 		{KeyRequest{Owner: "a", Expires: c.now()}, "invalid_expiry"},
+		{KeyRequest{Owner: "a", Expires: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}, "invalid_expiry"}, // later than a database's nanoseconds
 	} {
 		_, err := o.CreateKey(t.Context(), tc.req)
 		want(t, err, sandbox.ErrInvalid, tc.code)

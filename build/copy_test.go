@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -169,7 +170,11 @@ func TestHostileContexts(t *testing.T) {
 		has  string // a name that must be there
 	}{
 		{name: "good", data: good, has: "d/b"},
-		{name: "empty", data: nil},
+		{name: "nothing", data: nil, code: "bad_context"},
+		{name: "empty", data: archive(t)},
+		{name: "cut off before its end mark", data: good[:512+512+512], code: "bad_context"},
+		{name: "two archives", data: slices.Concat(good, good), code: "bad_context"},
+		{name: "padding", data: slices.Concat(good, make([]byte, 10240)), has: "d/b"},
 		{name: "dots lead to the top", data: archive(t, f{name: "../../etc/passwd", data: "x"}), has: "etc/passwd"},
 		{name: "absolute", data: archive(t, f{name: "/etc/passwd", data: "x"}), has: "etc/passwd"},
 		{name: "dots inside", data: archive(t, f{name: "a/../../b"}), has: "b"},

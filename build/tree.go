@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/tarfile"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -89,15 +90,14 @@ func (t *Tree) Close() error { return t.spool.Close() }
 // tree. ErrInvalid with code bad_context, ErrTooLarge with code
 // context_too_large, ErrExhausted with code volume_full.
 func (t *Tree) fill(ctx context.Context, r io.Reader, owned bool, place func(name string) (string, bool)) error {
-	tr := tar.NewReader(r)
+	tr := tarfile.NewReader(r)
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			_, err := io.Copy(io.Discard, r) // padding after the archive's end
-			return broken(err)
+			return nil
 		}
 		if err != nil {
 			return broken(err)

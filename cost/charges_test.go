@@ -191,7 +191,10 @@ func TestNamesOfTargets(t *testing.T) {
 			}
 		}
 	}
-	for name, code := range map[string]string{"sandbox_prj_abcdefghijkl_bot_abcdefgh": "", "x\u202e\n": "invalid_name"} {
+	for name, code := range map[string]string{
+		"sandbox_prj_abcdefghijkl_bot_abcdefgh": "", "Planner of the team": "", strings.Repeat("a", 256): "",
+		"x\u202e\n": "invalid_name", "\x1b[31m": "invalid_name", strings.Repeat("a", 257): "invalid_name",
+	} {
 		if _, err := (BudgetRequest{Agent: name, Meter: MeterMoney, Limit: "1"}).Budget(); (err == nil) != (code == "") || err != nil && sandbox.CodeOf(err) != code {
 			t.Errorf("agent %q: %v", name, err)
 		}

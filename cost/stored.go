@@ -47,7 +47,10 @@ func (r BudgetRequest) target() (Scope, string, error) {
 	case r.Sandbox+r.Project+r.Owner != "":
 		return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_scope", "name one sandbox, agent, project or owner: more are named")
 	}
-	return ScopeAgent, r.Agent, sandbox.ValidateName(r.Agent)
+	if len(r.Agent) > maxTarget || sandbox.Plain(r.Agent) != r.Agent { // any value of a label that can be shown
+		return "", "", sandbox.Errorf(sandbox.ErrInvalid, "invalid_name", "agent %.40q: use one line of at most %d bytes, as the label of its sandboxes has it", r.Agent, maxTarget)
+	}
+	return ScopeAgent, r.Agent, nil
 }
 
 // StoredBudget is a budget with its record.

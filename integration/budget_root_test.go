@@ -5,6 +5,7 @@ package integration
 import (
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,6 +91,9 @@ func TestBudgetStopsBurner(t *testing.T) {
 			}
 			if _, err := d.Start(t.Context(), string(sb.ID)); sandbox.CodeOf(err) != "budget_exhausted" {
 				t.Errorf("start: %v", err)
+			}
+			if _, err := d.Exec(t.Context(), string(sb.ID), sandbox.ProcessSpec{Argv: []string{"true"}}); err == nil || !strings.Contains(err.Error(), "budget ls") {
+				t.Errorf("exec: %v; want what to do first", err)
 			}
 			if _, err := d.Create(t.Context(), sandbox.Spec{Project: "prj_burn"}, ""); sandbox.CodeOf(err) != "budget_exhausted" {
 				t.Errorf("create: %v", err)

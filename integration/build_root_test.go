@@ -544,7 +544,7 @@ func TestBuildFailures(t *testing.T) {
 // running ends, and the layer holds still.
 func TestBuildEndsWhatRunsOn(t *testing.T) {
 	d := install(t, "")
-	b := d.mustBuild(t, sandbox.BuildRequest{Dockerfile: "FROM host\nRUN (trap '' TERM; while :; do echo >>/grows; done) >/dev/null 2>&1 & sleep 0.1\nRUN wc -l </grows; sleep 0.2; wc -l </grows; ps ax | grep -c '[g]rows' || true\n"}, nil)
+	b := d.mustBuild(t, sandbox.BuildRequest{Dockerfile: "FROM host\nRUN (trap '' TERM; while :; do echo >>/grows; done) >/dev/null 2>&1 & while [ ! -s /grows ]; do sleep 0.01; done\nRUN wc -l </grows; sleep 0.2; wc -l </grows; ps ax | grep -c '[g]rows' || true\n"}, nil)
 	lines := strings.Fields(b.output)
 	if len(lines) != 3 || lines[0] == "0" || lines[0] != lines[1] || lines[2] != "1" { // the shell that asks
 		t.Errorf("the next step sees %q", b.output)
@@ -580,9 +580,9 @@ func TestBuildCancelled(t *testing.T) {
 	if _, err := d.Image(t.Context(), "never"); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("there is an image: %v", err)
 	}
-	b := d.build(t.Context(), sandbox.BuildRequest{Dockerfile: "FROM host AS a\nRUN echo kept\nRUN sleep 1000\n", TimeoutSeconds: 1}, nil)
+	b := d.build(t.Context(), sandbox.BuildRequest{Dockerfile: "FROM host AS a\nRUN echo kept\nRUN sleep 1000\n", TimeoutSeconds: 10}, nil)
 	if sandbox.CodeOf(b.err) != "build_timeout" || !cmp.Equal(b.steps, []string{"a 2 CACHED", "a 3 RUN"}) {
-		t.Errorf("a build of a second: %v, %v", b.err, b.steps)
+		t.Errorf("a build that takes too long: %v, %v", b.err, b.steps)
 	}
 	d.noStrays(t)
 }

@@ -331,7 +331,7 @@ func TestHostSecretsStayOutside(t *testing.T) {
 			t.Errorf("%s sees the host's process: %s", user, got)
 		}
 		// The same looks do find the same things of the sandbox's own.
-		if got := as("cp " + probe + " /tmp/" + mark[:15] + "; /tmp/" + mark[:15] + " wait & sleep 0.3; " + find + "; kill $!; rm /tmp/" + mark[:15]); got == "" {
+		if got := as("cp " + probe + " /tmp/" + mark[:15] + "; /tmp/" + mark[:15] + " wait & for i in $(seq 400); do " + find + " && break; sleep 0.05; done; kill $!; rm /tmp/" + mark[:15]); got == "" {
 			t.Errorf("%s does not find its own process", user)
 		}
 		if got := as("echo own > /tmp/" + mark + "; ls -d /tmp/" + mark + "; cat /tmp/" + mark + "; rm /tmp/" + mark); got != "/tmp/"+mark+"\nown" {

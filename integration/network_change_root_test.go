@@ -220,7 +220,7 @@ func TestNetworkChangeSurvivesKills(t *testing.T) {
 		for i, to := range []string{keptTCP, keptUDP, doomedTCP, doomedUDP} {
 			list = append(list, netAttempt{ID: i, Proto: []string{"tcp", "udp"}[i%2], To: netip.MustParseAddrPort(to)})
 		}
-		got := d.attempts(t, "s", probe, list, false)
+		got := d.attempts(t, "s", probe, list, true)
 		out := map[string]bool{}
 		for _, a := range list {
 			out[a.To.String()] = got[a.ID].Outcome == "ok"

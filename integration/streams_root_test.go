@@ -471,7 +471,7 @@ const family = `sleep 1000 & setsid sh -c 'sleep 1000 & setsid sleep 1000' & set
 func TestTimeoutEndsTheTree(t *testing.T) {
 	d := install(t, "")
 	d.create(t, sandbox.Spec{Name: "s"})
-	p := d.open(t, "s", sandbox.ProcessSpec{Argv: []string{"sh", "-c", family}, Env: map[string]string{"LATE": "on"}, TimeoutSeconds: 1.5})
+	p := d.open(t, "s", sandbox.ProcessSpec{Argv: []string{"sh", "-c", family}, Env: map[string]string{"LATE": "on"}, TimeoutSeconds: 10})
 	q := d.open(t, "s", sandbox.ProcessSpec{Argv: []string{"sh", "-c", family}, Env: map[string]string{"INTIME": "on"}, TimeoutSeconds: 1000})
 	d.marked(t, "s", "INTIME", "-ge 6") // the control's family is complete
 	if _, err := p.Next(); err != nil {

@@ -164,6 +164,7 @@ func TestUnhealthyAgentIsRestarted(t *testing.T) {
 	if n := h.becomes(ill.ID, project.AgentFailed); !strings.Contains(n.Detail, "health") {
 		t.Errorf("%+v", n)
 	}
+	until(t, "the other was asked, too", func() bool { return !h.agent(well.ID).HealthyAt.IsZero() })
 	if n := h.agent(well.ID); n.Status != project.AgentActive || n.Restarts != 0 || n.HealthyAt.IsZero() {
 		t.Errorf("%+v", n)
 	}

@@ -122,6 +122,10 @@ func (s *supervisor) follow() {
 		if len(events) == 1000 {
 			continue
 		}
+		if err != nil {
+			_ = pause(s.l.life, retryFirst) // its end is the loop's
+			continue
+		}
 		select {
 		case <-s.l.life.Done():
 		case <-news:

@@ -249,10 +249,12 @@ func TestForgedSourceIsDropped(t *testing.T) {
 		was, _, err := h.Counters(b.ID, b.Slot)
 		must(t, err)
 		must(t, sendRaw(b.NetNS, packet(forged, dst, 7777, "forged")))
+		eventually(t, fmt.Sprintf("one more dropped, of source %s", forged), func() bool {
+			is, _, err := h.Counters(b.ID, b.Slot)
+			must(t, err)
+			return is.Dropped == was.Dropped+1
+		})
 		expectNothing(t, got)
-		if is, _, err := h.Counters(b.ID, b.Slot); err != nil || is.Dropped != was.Dropped+1 {
-			t.Errorf("source %s: dropped went from %d to %d (%v), want one more", forged, was.Dropped, is.Dropped, err)
-		}
 	}
 	// Control: without the rules and the route check it passes.
 	withoutRules(t, h, func() {
@@ -320,10 +322,12 @@ func TestIPv6IsDropped(t *testing.T) {
 	off := filepath.Join("net/ipv6/conf", linkName(b.ID), "disable_ipv6")
 	must(t, writeSysctl(off, "0"))
 	must(t, sendFrame(b.NetNS, guestLink, frame))
+	eventually(t, "the rules saw the frame", func() bool {
+		c, _, err := h.Counters(b.ID, b.Slot)
+		must(t, err)
+		return c.Dropped > 0
+	})
 	expectNothing(t, got)
-	if c, _, err := h.Counters(b.ID, b.Slot); err != nil || c.Dropped == 0 {
-		t.Errorf("dropped %d, %v: the rules did not see the frame", c.Dropped, err)
-	}
 	withoutRules(t, h, func() {
 		must(t, sendFrame(b.NetNS, guestLink, frame))
 		expect(t, got, "six")
@@ -362,25 +366,25 @@ func TestPolicyChangesCutLiveConnections(t *testing.T) {
 		return err
 	}))
 	defer c.Close()
-	echo := func() error {
+	echo := func(wait time.Duration) error {
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
 		}
-		_ = c.SetReadDeadline(time.Now().Add(deniedWait))
+		_ = c.SetReadDeadline(time.Now().Add(wait))
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	must(t, echo())
+	must(t, echo(permittedWait))
 	a.NetNS, a.Policy.Mode = nil, sandbox.NetworkOff
 	must(t, h.SetPolicy(t.Context(), a))
-	if err := echo(); err == nil {
+	if err := echo(deniedWait); err == nil {
 		t.Error("a connection from before went on after the policy was off")
 	}
 	denied(t, b, "tcp4", publicAddr+":80")
 	a.Policy.Mode = sandbox.NetworkOpen
 	must(t, h.SetPolicy(t.Context(), a))
 	reaches(t, b, "tcp4", publicAddr+":80")
-	eventually(t, "the old connection works again", func() bool { return echo() == nil })
+	eventually(t, "the old connection works again", func() bool { return echo(deniedWait) == nil })
 }
 
 // TestUplinkIsNoRouter: the uplink forwards for sandboxes, but the host must

@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +34,7 @@ type client struct {
 
 	mu     sync.Mutex
 	inWork int
-	conns  int
+	conns  []*heldConn // oldest first
 	policy *policy
 	used   time.Time
 }
@@ -55,21 +56,28 @@ func (c *client) leave() {
 	c.inWork--
 }
 
-// connect begins a TCP connection; false when there are too many.
-func (c *client) connect() bool {
+// connect begins a TCP connection; false when there are too many. One that is
+// idle makes room, the oldest first (RFC 7766, 6.2.3): most of these their
+// clients have closed, which the server has not read yet.
+func (c *client) connect(conn *heldConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.conns >= connsMost {
-		return false
+	if len(c.conns) >= connsMost {
+		i := slices.IndexFunc(c.conns, func(old *heldConn) bool { return old.idle.Load() })
+		if i < 0 {
+			return false
+		}
+		_ = c.conns[i].Conn.Close() // its reader ends, and gives the place back
+		c.conns = slices.Delete(c.conns, i, i+1)
 	}
-	c.conns++
+	c.conns = append(c.conns, conn)
 	return true
 }
 
-func (c *client) disconnect() {
+func (c *client) disconnect(conn *heldConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.conns--
+	c.conns = slices.DeleteFunc(c.conns, func(one *heldConn) bool { return one == conn })
 }
 
 // compiled returns the policy ready for judging, the same object as before
@@ -86,7 +94,7 @@ func (c *client) compiled(p sandbox.NetworkPolicy) *policy {
 func (c *client) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.inWork == 0 && c.conns == 0 && now.Sub(c.used) > clientForgets
+	return c.inWork == 0 && len(c.conns) == 0 && now.Sub(c.used) > clientForgets
 }
 
 // clients are the sandboxes that asked lately.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -122,24 +123,35 @@ func (l *limitedListener) hold(conn net.Conn) net.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.s.clients.get(t.ID, l.s.now())
-	if l.total >= totalConns || !c.connect() {
-		l.s.stats.limited.Add(1)
-		return nil
-	}
-	l.total++
-	release := sync.OnceFunc(func() {
-		c.disconnect()
+	held := &heldConn{Conn: conn}
+	held.release = sync.OnceFunc(func() {
+		c.disconnect(held)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.total--
 	})
-	return &heldConn{Conn: conn, release: release}
+	if l.total >= totalConns || !c.connect(held) {
+		l.s.stats.limited.Add(1)
+		return nil
+	}
+	l.total++
+	return held
 }
 
 // heldConn gives its place back when it is closed.
 type heldConn struct {
 	net.Conn
 	release func()
+	idle    atomic.Bool // answered, and nothing asked since
+}
+
+// Read reads of the next question.
+func (c *heldConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.idle.Store(false)
+	}
+	return n, err
 }
 
 // Write writes within a bounded time: who does not read gives its place up.
@@ -147,7 +159,9 @@ func (c *heldConn) Write(b []byte) (int, error) {
 	if err := c.SetWriteDeadline(time.Now().Add(tcpFirst)); err != nil {
 		return 0, err
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	c.idle.Store(err == nil)
+	return n, err
 }
 
 // Close closes the connection.

@@ -13,10 +13,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -309,9 +309,12 @@ func (u *upperCopy) run(ctx context.Context) error {
 // look gives account of the upper as it is, and as it was when it was copied
 // last; nil where that is not possible.
 func (u *upperCopy) look(ctx context.Context) (now *seen, was *account, at handle) {
-	at, err := handleAt(unix.AT_FDCWD, u.upper)
+	clock, err := linux.FileClock()
 	if err == nil {
-		now, err = u.s.look(ctx, u.upper, time.Now())
+		at, err = handleAt(unix.AT_FDCWD, u.upper)
+	}
+	if err == nil {
+		now, err = u.s.look(ctx, u.upper, clock)
 	}
 	if err != nil {
 		return nil, nil, at

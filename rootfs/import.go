@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/sandboxd/sandboxd/internal/tarfile"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -162,20 +163,16 @@ func unpackTar(ctx context.Context, root *os.File, r io.Reader, lim importLimits
 
 // unpack reads the whole stream.
 func (u *unpacker) unpack(stream *countReader) error {
-	tr := tar.NewReader(stream)
+	tr := tarfile.NewReader(stream)
+	next := tr.Next
+	if u.layer != nil { // its digest tells whether it is whole
+		next = tr.Reader.Next
+	}
 	// The holes of a sparse entry are read from nowhere: that must end, too.
 	content := &countReader{ctx: stream.ctx, r: tr, max: 1<<63 - 1}
 	for {
-		before := stream.n
-		hdr, err := tr.Next()
+		hdr, err := next()
 		if errors.Is(err, io.EOF) {
-			// archive/tar takes the end of the input for the end of
-			// the archive. The latter is a block of zeroes, and what
-			// is left of an entry's own padding is less than a block.
-			// Of a layer, the digest tells whether it is whole.
-			if u.layer == nil && stream.n-before < 512 {
-				return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive ends without its end mark: it was cut short; send it again")
-			}
 			break
 		}
 		if err != nil {
@@ -185,25 +182,7 @@ func (u *unpacker) unpack(stream *countReader) error {
 			return err
 		}
 	}
-	return drain(stream)
-}
-
-// drain reads what follows the end mark, so that checksums of the compressed
-// stream are checked, and accepts only padding.
-func drain(r io.Reader) error {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := r.Read(buf)
-		if len(bytes.Trim(buf[:n], "\x00")) > 0 {
-			return sandbox.Errorf(sandbox.ErrInvalid, "image_bad_format", "there is data after the end of the archive: send one archive only")
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+	return tarfile.Drain(stream)
 }
 
 // largeWindow is held by whoever reads a stream of a large window: such take
@@ -306,6 +285,8 @@ func tarError(err error) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("rootfs: import: %w", err)
+	case errors.Is(err, tarfile.ErrCut):
+		return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "%w", err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return sandbox.Errorf(sandbox.ErrInvalid, "image_truncated", "the archive was cut short; send it again: %w", err)
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong),

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -331,15 +330,6 @@ func TestPlanHostUnmerged(t *testing.T) {
 	}
 	if _, err := planHost(root); sandbox.CodeOf(err) != "host_not_merged" {
 		t.Errorf("bin elsewhere: %v", err)
-	}
-}
-
-func TestDrain(t *testing.T) {
-	if err := drain(bytes.NewReader(make([]byte, 100000))); err != nil {
-		t.Error(err)
-	}
-	if err := drain(io.MultiReader(bytes.NewReader(make([]byte, 100000)), strings.NewReader("x"))); sandbox.CodeOf(err) != "image_bad_format" {
-		t.Error(err)
 	}
 }
 

@@ -77,12 +77,12 @@ func nameSum(seed maphash.Seed, dir uint64, name string, kind uint8) uint64 {
 	return mix(maphash.String(seed, name) ^ mix(dir^mix(uint64(kind))))
 }
 
-// look gives account of the upper at path. begin is when this began: whatever
-// is changed from then on will be seen to be.
-func (s *Store) look(ctx context.Context, path string, begin time.Time) (*seen, error) {
+// look gives account of the upper at path. now is what linux.FileClock said
+// before: whatever is changed from then on will be seen to be.
+func (s *Store) look(ctx context.Context, path string, now time.Time) (*seen, error) {
 	l := &looker{
 		treeQueue: newTreeQueue[lookDir](), ctx: ctx, vol: s.vol.root,
-		before: begin.Add(-coarseClock).UnixNano(), seed: maphash.MakeSeed(),
+		before: now.Add(-coarseClock).UnixNano(), seed: maphash.MakeSeed(),
 	}
 	fd, err := openSub(unix.AT_FDCWD, path)()
 	if err != nil {

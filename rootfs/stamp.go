@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -27,11 +28,9 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The clock that changes are stamped with, before the walk: what changes
-	// after a look at it has this time or a later one. It may stand still longer than
-	// its tick where the machine is a guest.
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
+	// Before the walk: what changes after a look at it has this time or a later one.
+	now, err := linux.FileClock()
+	if err != nil {
 		return "", fmt.Errorf("rootfs: the clock of file times: %w", err)
 	}
 	var inodes, sum uint64
@@ -48,7 +47,7 @@ func (s *Store) UpperStamp(id sandbox.ID) (string, error) {
 		return "", fmt.Errorf("rootfs: stamp of %s: %w", id, err)
 	}
 	stamp := fmt.Sprintf("%d.%x.%016x", inodes, last, sum)
-	if now.Nano()-last < coarseClock.Nanoseconds() {
+	if now.UnixNano()-last < coarseClock.Nanoseconds() {
 		stamp += FreshStamp + rand.Text()
 	}
 	return stamp, nil

@@ -24,26 +24,27 @@ type box struct {
 	stamp string        // of the upper at the last restore point; op's holder uses it
 	words *state.Change // what the shell's processes said when an end was last tried; op's holder uses it
 
-	mu       sync.Mutex
-	status   sandbox.Status     // guarded by mu; as in the row, or about to be in that of one that was struck
-	owner    string             // guarded by mu; as in the row, once it runs
-	byBudget bool               // guarded by mu; a budget made it so
-	acted    bool               // guarded by mu; one is being carried out on it
-	shell    *launch.Shell      // guarded by mu; nil while none runs
-	unwatch  context.CancelFunc // guarded by mu; ends the shell's watchers
-	expected bool               // guarded by mu; PID 1's end is our doing
-	cut      cut                // guarded by mu; what is killing its processes now
-	struck   *ending            // guarded by mu; how it ends, of one killed before its row says so
-	earlier  sandbox.Usage      // guarded by mu; of shells before this one
-	counted  bool               // guarded by mu; earlier has this one's too, for good
-	oomKills uint64             // guarded by mu; last count seen
-	oomAt    time.Time          // guarded by mu; when that count last rose
-	ttl      *time.Timer        // guarded by mu
-	points   bool               // guarded by mu; restore points are wanted
-	pointed  map[int64]bool     // guarded by mu; numbers of processes whose restore points were seen to
-	idle     idleClock          // guarded by mu
-	fault    *faulted           // guarded by mu; on the shell's link, nil without one
-	record   *sandbox.Sandbox   // guarded by mu; its last, once it has ended
+	mu           sync.Mutex
+	status       sandbox.Status     // guarded by mu; as in the row, or about to be in that of one that was struck
+	owner        string             // guarded by mu; as in the row, once it runs
+	byBudget     bool               // guarded by mu; a budget made it so
+	acted        bool               // guarded by mu; one is being carried out on it
+	resumesLater bool               // guarded by mu; a resume that failed is tried again later
+	shell        *launch.Shell      // guarded by mu; nil while none runs
+	unwatch      context.CancelFunc // guarded by mu; ends the shell's watchers
+	expected     bool               // guarded by mu; PID 1's end is our doing
+	cut          cut                // guarded by mu; what is killing its processes now
+	struck       *ending            // guarded by mu; how it ends, of one killed before its row says so
+	earlier      sandbox.Usage      // guarded by mu; of shells before this one
+	counted      bool               // guarded by mu; earlier has this one's too, for good
+	oomKills     uint64             // guarded by mu; last count seen
+	oomAt        time.Time          // guarded by mu; when that count last rose
+	ttl          *time.Timer        // guarded by mu
+	points       bool               // guarded by mu; restore points are wanted
+	pointed      map[int64]bool     // guarded by mu; numbers of processes whose restore points were seen to
+	idle         idleClock          // guarded by mu
+	fault        *faulted           // guarded by mu; on the shell's link, nil without one
+	record       *sandbox.Sandbox   // guarded by mu; its last, once it has ended
 	// before is the number of the last process of roots before the present
 	// one: what main processes up to it do does not matter any more.
 	before int64        // guarded by mu
@@ -75,7 +76,9 @@ type idleClock struct {
 	calls   int           // requests and streams under way
 	paused  bool
 	timer   *time.Timer
-	expired func()
+	changes int64 // of this clock
+	silent  bool  // PID 1 did not answer when its time was over
+	expired func(since int64)
 }
 
 func newBox(id sandbox.ID, g PID1) *box {
@@ -132,7 +135,10 @@ func (b *box) standing() sandbox.Status {
 // outlived reports whether what an ending is about is gone, and its reason with
 // it.
 func (b *box) outlived(e ending) bool {
-	return e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main)
+	b.mu.Lock()
+	since := b.idle.changes
+	b.mu.Unlock()
+	return e.reason == sandbox.ReasonIdle && e.idleSince != since || e.shell != nil && e.shell != b.present() || e.main != "" && b.ofBefore(e.main)
 }
 
 // runs reports whether the row says running and nobody struck it since.
@@ -246,12 +252,14 @@ func (b *box) note(change func(*idleClock)) {
 	defer b.mu.Unlock()
 	c := &b.idle
 	change(c)
+	c.changes++
 	if c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
 	}
 	if c.after > 0 && c.live == 0 && c.calls == 0 && !c.paused && c.expired != nil {
-		c.timer = time.AfterFunc(c.after, c.expired)
+		since, expired := c.changes, c.expired
+		c.timer = time.AfterFunc(c.after, func() { expired(since) })
 	}
 }
 

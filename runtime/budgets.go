@@ -43,7 +43,8 @@ type budgets struct {
 // hold is a budget that is spent.
 type hold struct {
 	budget cost.Budget
-	err    error
+	action cost.Action // what is done to what runs
+	err    error       // of what would begin
 }
 
 // Bounds of looks.
@@ -81,6 +82,19 @@ func (m *Manager) allow(p payers) error {
 		}
 	}
 	return nil
+}
+
+// strongest is the strongest of what spent budgets do to what runs.
+func (m *Manager) strongest(p payers) (a cost.Action) {
+	a = cost.ActionNone
+	if holds := m.budgets.holds.Load(); holds != nil {
+		for _, h := range *holds {
+			if p.in(h.budget) && (h.action == cost.ActionStop || h.action == cost.ActionPause && a == cost.ActionNone) {
+				a = h.action
+			}
+		}
+	}
+	return a
 }
 
 // begun tells the budgets of a sandbox that begins to run, or may spend faster.
@@ -144,28 +158,30 @@ func (m *Manager) openBudgets(ctx context.Context) error {
 	b.n.Store(int64(len(b.tallies)))
 	b.mu.Unlock()
 	m.assess(ctx, nil)
-	if m.open() == nil {
-		m.release()
+	if m.open() == nil { // a crash came between the removal of a budget and this
+		for _, x := range m.living() {
+			m.release(x)
+		}
 	}
 	m.spawn(m.keepBudgets)
 	return nil
 }
 
-// release resumes what a budget has paused that is no more: a crash came
-// between its removal and this.
-func (m *Manager) release() {
-	for _, x := range m.living() {
-		whose := x.payers()
-		x.mu.Lock()
-		do := wanted(cost.ActionNone, x.status, x.byBudget)
-		if do != cost.ActionNone && (x.acted || m.allow(whose) != nil) {
-			do = cost.ActionNone
-		}
-		x.acted = x.acted || do != cost.ActionNone
-		x.mu.Unlock()
-		if do != cost.ActionNone {
-			m.spawn(func() { m.carryOut(x, do, "", nil) })
-		}
+// release resumes what a budget has paused that is no more.
+func (m *Manager) release(x *box) {
+	if m.life.Err() != nil || m.box(x.id) != x {
+		return
+	}
+	whose := x.payers()
+	x.mu.Lock()
+	do := wanted(cost.ActionNone, x.status, x.byBudget)
+	if do != cost.ActionNone && (x.acted || m.allow(whose) != nil) {
+		do = cost.ActionNone
+	}
+	x.acted = x.acted || do != cost.ActionNone
+	x.mu.Unlock()
+	if do != cost.ActionNone {
+		m.spawn(func() { m.carryOut(x, do, "", nil) })
 	}
 }
 
@@ -386,7 +402,7 @@ func (m *Manager) publishHolds() {
 	now := time.Now()
 	for _, t := range m.budgets.tallies {
 		if t.err != nil && t.row.Strongest() != cost.ActionNone {
-			all = append(all, hold{t.row.Budget, unknownBudget(t)})
+			all = append(all, hold{t.row.Budget, t.holds, unknownBudget(t)})
 			continue
 		}
 		if t.holds == cost.ActionNone {
@@ -396,7 +412,7 @@ func (m *Manager) publishHolds() {
 		if err == nil { // what it has spent is not known yet
 			err = sandbox.Errorf(sandbox.ErrExhausted, "budget_exhausted", "%s %.70q has spent its budget of %s: raise it", t.row.Scope, t.row.ID, t.row.Meter)
 		}
-		all = append(all, hold{t.row.Budget, err})
+		all = append(all, hold{t.row.Budget, t.holds, err})
 	}
 	m.budgets.holds.Store(&all)
 }

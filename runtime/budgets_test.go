@@ -472,3 +472,115 @@ func TestLooksAreFew(t *testing.T) {
 	owned(t, h, "uid:1", "")
 	testenv.Eventually(t, 10*time.Second, "a new sandbox makes the next look come sooner", func() bool { return next() < 30*time.Second })
 }
+
+// acting reports whether a budget is about to do something to a sandbox.
+func acting(h *house, id sandbox.ID) bool {
+	b := h.box(id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.acted
+}
+
+// TestBudgetIsRemovedMeanwhile: what a budget would do is not done, or undone, where
+// it is removed before; also what does not work at the first try. The control is
+// removed after.
+func TestBudgetIsRemovedMeanwhile(t *testing.T) {
+	for _, action := range []cost.Action{cost.ActionPause, cost.ActionStop} {
+		for _, when := range []string{"while it waits", "and resuming fails"} {
+			t.Run(string(action)+" "+when, func(t *testing.T) {
+				waits := when == "while it waits"
+				if !waits && action == cost.ActionStop {
+					t.Skip("nothing is resumed")
+				}
+				k := newKernel(t)
+				h := openWith(t, k, t.TempDir(), perSecond())
+				sb := owned(t, h, "uid:1", "")
+				b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10", At: []cost.Threshold{{Percent: 100, Action: action}}})
+				x := h.box(sb.ID)
+				if waits {
+					if err := x.lock(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				k.burn(sb.ID, 14_000_000)
+				if _, err := h.Budget(t.Context(), b.Key); err != nil {
+					t.Fatal(err)
+				}
+				if waits {
+					testenv.Eventually(t, 10*time.Second, "the budget acts", func() bool { return acting(h, sb.ID) })
+				} else {
+					until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusPaused })
+					k.setFail("cgroup.thaw", true)
+				}
+				if err := h.RemoveBudget(t.Context(), b.Key, ""); err != nil {
+					t.Fatal(err)
+				}
+				if waits {
+					x.unlock()
+				} else {
+					testenv.Eventually(t, 10*time.Second, "it is tried", func() bool { return !acting(h, sb.ID) })
+					k.setFail("cgroup.thaw", false)
+				}
+				testenv.Eventually(t, 10*time.Second, "the budget acts no more", func() bool {
+					return !acting(h, sb.ID) && h.get(t, sb.ID).Status == sandbox.StatusRunning
+				})
+				if k.isFrozen(sb.ID) {
+					t.Error("it is frozen")
+				}
+				h.agree(t)
+			})
+		}
+	}
+}
+
+// TestBudgetActsAsTheStrongest: what one budget would stop is not stopped where only
+// another, which pauses, is left when its turn comes.
+func TestBudgetActsAsTheStrongest(t *testing.T) {
+	k := newKernel(t)
+	h := openWith(t, k, t.TempDir(), perSecond())
+	sb := owned(t, h, "uid:1", "")
+	at := func(a cost.Action) []cost.Threshold { return []cost.Threshold{{Percent: 100, Action: a}} }
+	stops := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10", At: at(cost.ActionStop)})
+	x := h.box(sb.ID)
+	if err := x.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.burn(sb.ID, 14_000_000)
+	if _, err := h.Budget(t.Context(), stops.Key); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, "the budget acts", func() bool { return acting(h, sb.ID) })
+	setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterCPU, Limit: "1s", At: at(cost.ActionPause)})
+	if err := h.RemoveBudget(t.Context(), stops.Key, ""); err != nil {
+		t.Fatal(err)
+	}
+	x.unlock()
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusPaused })
+	h.agree(t)
+}
+
+// TestBudgetGivesALifetimeBack: who goes on after a budget's pause, in which the
+// lifetime was over, has the whole one again, as after any.
+func TestBudgetGivesALifetimeBack(t *testing.T) {
+	k := newKernel(t)
+	h := openWith(t, k, t.TempDir(), perSecond())
+	sb, err := h.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{TTLSeconds: 5, OnDeadline: sandbox.DeadlinePause}, Actor: "uid:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := setBudget(t, h, cost.BudgetRequest{Owner: "uid:1", Meter: cost.MeterMoney, Limit: "10", At: []cost.Threshold{{Percent: 100, Action: cost.ActionPause}}})
+	k.burn(sb.ID, 14_000_000)
+	if _, err := h.Budget(t.Context(), b.Key); err != nil {
+		t.Fatal(err)
+	}
+	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusPaused && s.Deadline == nil }); got.Reason != sandbox.ReasonBudget {
+		t.Fatalf("it is paused for %s", got.Reason)
+	}
+	if err := h.RemoveBudget(t.Context(), b.Key, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusRunning }); got.Deadline == nil {
+		t.Error("it goes on for good")
+	}
+	until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status == sandbox.StatusPaused && s.Reason == sandbox.ReasonTTL })
+}

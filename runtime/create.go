@@ -278,7 +278,11 @@ func (m *Manager) build(ctx context.Context, b *box, sb sandbox.Sandbox, p inten
 
 // failed ends a sandbox that has a row and came to nothing.
 func (m *Manager) failed(ctx context.Context, b *box, err error) {
-	m.log.ErrorContext(ctx, "create sandbox", "sandbox", b.id, "err", err)
+	var waits []string
+	if shell := b.present(); shell != nil && sandbox.CodeOf(err) == "deadline" {
+		waits = shell.Waits()
+	}
+	m.log.ErrorContext(ctx, "create sandbox", "sandbox", b.id, "err", err, "init", waits)
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardownTimeout)
 	defer cancel()
 	_ = m.endLocked(clean, b, ending{reason: sandbox.ReasonCreateFailed, detail: explain(err), actor: "daemon"})

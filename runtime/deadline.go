@@ -101,7 +101,29 @@ func (m *Manager) armDeadline(b *box, row sandbox.Sandbox) {
 	if row.Deadline == nil || m.open() != nil { // an older row has an older deadline
 		return
 	}
-	b.ttl = time.AfterFunc(time.Until(*row.Deadline), func() { m.spawn(func() { m.atDeadline(b) }) })
+	m.nap(b, *row.Deadline)
+}
+
+// deadlineNap bounds the wait for a deadline: timers do not count the time in which
+// the host sleeps (timer_create(2), CLOCK_MONOTONIC), nor that by which its clock is
+// set.
+const deadlineNap = time.Minute
+
+// nap waits for a deadline; b.mu is held.
+func (m *Manager) nap(b *box, at time.Time) {
+	var t *time.Timer
+	t = time.AfterFunc(min(time.Until(at), deadlineNap), func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch {
+		case b.ttl != t: // another was set
+		case time.Until(at) > 0:
+			m.nap(b, at)
+		default:
+			m.spawn(func() { m.atDeadline(b) })
+		}
+	})
+	b.ttl = t
 }
 
 // atDeadline does what the row says, which may have changed since the timer

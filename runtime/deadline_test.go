@@ -115,7 +115,7 @@ func TestRestAtDeadline(t *testing.T) {
 // finds the new one.
 func TestDeadlineMovedInTime(t *testing.T) {
 	h := open(t, newKernel(t), t.TempDir())
-	sb := create(t, h, sandbox.Spec{TTLSeconds: 1})
+	sb := create(t, h, sandbox.Spec{TTLSeconds: 5})
 	b := h.box(sb.ID)
 	if err := b.lock(t.Context()); err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -63,12 +64,15 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string, unknown error) {
 	_, err := m.change(ctx, string(x.id), func(ctx context.Context, b *box, sb sandbox.Sandbox) (sandbox.Sandbox, error) {
 		acts = true
 		reason := sandbox.ReasonBudget
-		// What was found may be over: somebody else had the sandbox until now.
+		// What was found may be over: somebody else had the sandbox until now,
+		// or the budget was raised or removed.
+		held := m.strongest(x.payers())
 		switch {
+		case do == cost.ActionStop && held != do, do == cost.ActionPause && held == cost.ActionNone, do == cost.ActionResume && m.allow(x.payers()) != nil:
 		case do == cost.ActionPause && sb.Status == sandbox.StatusRunning:
 			return m.setFrozen(ctx, b, sb, sandbox.StatusPaused, state.Change{Actor: "daemon", Reason: &reason, Detail: &detail})
 		case do == cost.ActionResume && sb.Status == sandbox.StatusPaused && sb.Reason == sandbox.ReasonBudget:
-			return m.setFrozen(ctx, b, sb, sandbox.StatusRunning, unreasoned("daemon"))
+			return m.goOn(ctx, b, sb, "daemon")
 		case do == cost.ActionStop && (sb.Status == sandbox.StatusRunning || sb.Status == sandbox.StatusPaused):
 			// At once: nobody is asked to end, for that would be paid with what
 			// is not there. A crash after this lets it go on until the next
@@ -77,7 +81,7 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string, unknown error) {
 				m.log.WarnContext(ctx, "freeze a sandbox before its stop", "sandbox", b.id, "err", err)
 			}
 			if err := m.state.Update(ctx, b.id, state.Change{InitPID: new(int)}); err != nil {
-				return sb, err
+				return sb, errors.Join(err, m.freezeAs(ctx, b.id, sb.Status))
 			}
 			return m.halt(ctx, b, sb, state.Change{Actor: "daemon", Reason: &reason, Detail: &detail})
 		}
@@ -89,9 +93,22 @@ func (m *Manager) carryOut(x *box, do cost.Action, key string, unknown error) {
 	}
 	x.mu.Lock()
 	x.acted = false
+	again := err != nil && do == cost.ActionResume && !x.resumesLater
+	x.resumesLater = x.resumesLater || again
 	x.mu.Unlock()
 	if err != nil && m.life.Err() == nil && m.box(x.id) == x {
 		m.log.ErrorContext(ctx, "carry out a budget: tried again soon", "budget", key, "sandbox", x.id, "action", do, "err", err)
+	}
+	switch {
+	case again: // nobody looks at a budget that was removed
+		m.later(func() {
+			x.mu.Lock()
+			x.resumesLater = false
+			x.mu.Unlock()
+			m.release(x)
+		})
+	case acts && err == nil && do == cost.ActionPause: // the budget may have been raised or removed meanwhile
+		m.release(x)
 	}
 }
 

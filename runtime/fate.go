@@ -36,6 +36,9 @@ func (m *Manager) fate(b *box, shell *launch.Shell, err error) error {
 	if !errors.Is(err, sandbox.ErrUnavailable) || shell == nil || m.life.Err() != nil {
 		return err
 	}
+	if !brokeOff(err) && b.goesOn(shell) {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(m.life, deathTimeout)
 	_ = shell.Wait(ctx) // an error: the shell was let go of
 	alive := ctx.Err() != nil
@@ -49,9 +52,25 @@ func (m *Manager) fate(b *box, shell *launch.Shell, err error) error {
 	return err
 }
 
+// brokeOff tells an error of the connection to PID 1 from one that PID 1 told.
+func brokeOff(err error) bool {
+	code := sandbox.CodeOf(err)
+	return code == "sandbox_unreachable" || code == "guest_protocol"
+}
+
+// goesOn tells whether nothing is ending a shell or what runs in it.
+func (b *box) goesOn(shell *launch.Shell) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.shell == shell && b.cut == cutNone && (b.status == sandbox.StatusRunning || b.status == sandbox.StatusPaused)
+}
+
 // verdict waits for the end of a shell's sandbox, or its stop, and returns the
 // error that says so; nil if neither came in time.
 func (m *Manager) verdict(b *box, shell *launch.Shell) error {
+	if m.open() != nil {
+		return nil // nothing ends in quarantine
+	}
 	ctx, cancel := context.WithTimeout(m.life, fateTimeout)
 	defer cancel()
 	for {

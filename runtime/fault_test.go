@@ -102,7 +102,7 @@ func TestFaultEndsWithItsTime(t *testing.T) {
 	sb := create(t, h, sandbox.Spec{Name: "a"})
 	other := create(t, h, sandbox.Spec{Name: "b"})
 	for _, ref := range []string{"a", "b"} {
-		if _, err := h.SetFault(t.Context(), ref, sandbox.NetworkFault{Partition: true, Seconds: 1}, "me"); err != nil {
+		if _, err := h.SetFault(t.Context(), ref, sandbox.NetworkFault{Partition: true, Seconds: 5}, "me"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -110,7 +110,7 @@ func TestFaultEndsWithItsTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.setFail("net.fault", true)
-	<-time.After(1100 * time.Millisecond)
+	<-time.After(5100 * time.Millisecond)
 	if k.fault(sb.ID) == nil {
 		t.Error("the injected failure did not keep the fault")
 	}

@@ -74,6 +74,11 @@ func (f *follower) follow(ctx context.Context, stream ProcessEvents) error {
 		for !f.reading.take(time.Now()) && ctx.Err() == nil {
 			pause(ctx, time.Second/readRate)
 		}
+		if e.Type == eventsLost {
+			if err := f.mainOfLost(ctx); err != nil {
+				return err
+			}
+		}
 		f.seq = e.Seq
 		f.b.note(func(c *idleClock) { c.live = max(0, e.Live) })
 		switch {
@@ -106,10 +111,28 @@ func (f *follower) exited(ctx context.Context, seq int64, p sandbox.Process) {
 	if !known {
 		f.m.restorePoint(f.b, p) // of one that nobody was connected to
 	}
+	f.mainExited(ctx, p)
+}
+
+// mainExited ends the sandbox if p was its main process.
+func (f *follower) mainExited(ctx context.Context, p sandbox.Process) {
 	if p.Main && f.ending != p.ID {
 		f.ending = p.ID
 		f.m.spawn(func() { f.endWithMain(ctx, p) })
 	}
+}
+
+// mainOfLost looks whether the end of a main process was among events that PID 1
+// has dropped.
+func (f *follower) mainOfLost(ctx context.Context) error {
+	all, err := f.b.guest.Processes(ctx)
+	for _, p := range all {
+		if p.Exit != nil {
+			f.m.judge(f.b, p.Exit)
+			f.mainExited(ctx, p)
+		}
+	}
+	return err
 }
 
 func exitData(p sandbox.Process) map[string]string {

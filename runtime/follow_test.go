@@ -28,6 +28,21 @@ func (h *house) eventsOf(t *testing.T, kind string) (n int) {
 	}
 }
 
+// TestMainEndsAmongLostEvents: PID 1 keeps so many events; the end of the main process
+// counts also where it is not among them.
+func TestMainEndsAmongLostEvents(t *testing.T) {
+	k := newKernel(t)
+	h := open(t, k, t.TempDir())
+	sb := create(t, h, sandbox.Spec{})
+	k.mu.Lock()
+	k.procs[sb.ID] = []sandbox.Process{{ID: "p1", Argv: []string{"x"}, Main: true, Exit: &sandbox.ExitStatus{Code: 7, At: time.Now()}}}
+	k.mu.Unlock()
+	k.eventsOf(sb.ID) <- guest.Event{Seq: 64, Type: eventsLost}
+	if got := until(t, h, sb.ID, func(s sandbox.Sandbox) bool { return s.Status.Terminal() }); got.Reason != sandbox.ReasonExited || got.ExitCode == nil || *got.ExitCode != 7 {
+		t.Errorf("it ended as %s, %v", got.Reason, got.ExitCode)
+	}
+}
+
 // TestEventsToldAgain: PID 1 tells the next daemon everything it still
 // knows; the log takes each end once, and the main process's still counts.
 func TestEventsToldAgain(t *testing.T) {

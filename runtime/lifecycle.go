@@ -71,14 +71,19 @@ func (m *Manager) Resume(ctx context.Context, ref, actor string) (sandbox.Sandbo
 		if err := m.allow(payersOf(sb)); err != nil {
 			return sb, err
 		}
-		ch := unreasoned(actor)
-		ch.Deadline = newDeadline(sb)
-		row, err := m.setFrozen(ctx, b, sb, sandbox.StatusRunning, ch)
-		if err == nil {
-			m.armDeadline(b, row)
-		}
-		return row, err
+		return m.goOn(ctx, b, sb, actor)
 	})
+}
+
+// goOn lets a paused sandbox go on, with a lifetime.
+func (m *Manager) goOn(ctx context.Context, b *box, sb sandbox.Sandbox, actor string) (sandbox.Sandbox, error) {
+	ch := unreasoned(actor)
+	ch.Deadline = newDeadline(sb)
+	row, err := m.setFrozen(ctx, b, sb, sandbox.StatusRunning, ch)
+	if err == nil {
+		m.armDeadline(b, row)
+	}
+	return row, err
 }
 
 // unreasoned is a change that takes away why a sandbox was paused or stopped.

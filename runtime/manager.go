@@ -304,11 +304,14 @@ func ended(sb sandbox.Sandbox) error {
 
 // stopped is the error for work on a sandbox that has no processes.
 func stopped(sb sandbox.Sandbox) error {
-	why := ""
+	why, first := "", ""
 	if sb.Reason != sandbox.ReasonNone {
 		why = " (" + string(sb.Reason) + ")"
 	}
-	return &sandbox.Error{Class: sandbox.ErrConflict, Code: sandbox.CodeStopped, Reason: sb.Reason, Detail: fmt.Sprintf("sandbox %s is stopped%s, its files are kept: 'sandbox start %s' first", sb.ID, why, sb.ID)}
+	if sb.Reason == sandbox.ReasonBudget {
+		first = "once its budget ('sandbox budget ls') is raised or its period is over, "
+	}
+	return &sandbox.Error{Class: sandbox.ErrConflict, Code: sandbox.CodeStopped, Reason: sb.Reason, Detail: fmt.Sprintf("sandbox %s is stopped%s, its files are kept: %s'sandbox start %s' first", sb.ID, why, first, sb.ID)}
 }
 
 // List returns a page of sandboxes.

@@ -340,6 +340,37 @@ func TestTTLAndIdle(t *testing.T) {
 	}
 }
 
+// TestIdleIsJudgedAgain: a sandbox whose idle timeout was over is not ended where
+// somebody called before its turn came, or where a process runs of which the events
+// are not read yet. The control is ended.
+func TestIdleIsJudgedAgain(t *testing.T) {
+	for name, c := range map[string]struct{ called, works bool }{"control": {}, "called": {called: true}, "works": {works: true}} {
+		t.Run(name, func(t *testing.T) {
+			h := open(t, newKernel(t), t.TempDir())
+			sb := create(t, h, sandbox.Spec{IdleTimeoutSeconds: 1})
+			b := h.box(sb.ID)
+			if err := b.lock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(2500 * time.Millisecond) // its end waits for the box
+			if c.called {
+				defer b.enter()()
+			}
+			if c.works {
+				h.k.setLive(1)
+			}
+			b.unlock()
+			if err := b.lock(t.Context()); err != nil { // after who waits
+				t.Fatal(err)
+			}
+			if s := h.get(t, sb.ID).Status; s.Terminal() == (c.called || c.works) {
+				t.Errorf("it is %s", s)
+			}
+			b.unlock()
+		})
+	}
+}
+
 func TestMainProcessEndsTheSandbox(t *testing.T) {
 	for name, c := range map[string]struct {
 		exit sandbox.ExitStatus

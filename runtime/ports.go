@@ -147,6 +147,9 @@ const programAsked = "asked"
 // processExited is the type of the guest event that tells of an end.
 const processExited = "exited"
 
+// eventsLost is the type of the guest event that tells that earlier ones are gone.
+const eventsLost = "lost"
+
 // ProcessEvents is a stream of what happens to a sandbox's processes.
 type ProcessEvents interface {
 	Info() guest.Info // PID 1's, when the stream began

@@ -201,7 +201,7 @@ type files struct {
 // fate turns the end of file work into the error that says what became of the
 // sandbox, where that ended it.
 func (f *files) fate(err error) error {
-	if f.b.resets.Load() != f.resets && (errors.Is(err, sandbox.ErrUnavailable) || errors.Is(err, io.EOF)) {
+	if f.b.resets.Load() != f.resets && (brokeOff(err) || errors.Is(err, io.EOF)) {
 		return sandbox.Errorf(sandbox.ErrConflict, sandbox.CodeReset, "sandbox %s was put back on other files by a reset, rollback or undo, which ended the work on its files: begin it again", f.b.id)
 	}
 	return f.m.fate(f.b, f.shell, err)
@@ -226,10 +226,13 @@ func (m *Manager) memoryOver(ctx context.Context, b *box) bool {
 	_, over := m.cgroup.ShareMemory(b.id, most)
 	if b.lent.CompareAndSwap(false, true) {
 		m.spawn(func() {
-			defer b.lent.Store(false)
 			for m.life.Err() == nil && m.box(b.id) == b {
 				if lent, _ := m.cgroup.ShareMemory(b.id, most); lent == 0 {
-					return
+					b.lent.Store(false)
+					// Who wrote just before left it to this one.
+					if m.cgroup.MemoryLent(b.id) == 0 || !b.lent.CompareAndSwap(false, true) {
+						return
+					}
 				}
 				pause(m.life, lentEvery)
 			}

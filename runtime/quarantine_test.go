@@ -28,8 +28,8 @@ func TestQuarantineEndsNothing(t *testing.T) {
 		"budget of before":   {before: budget(cost.ActionStop), reason: sandbox.ReasonBudget},
 		"budget":             {while: budget(cost.ActionStop), reason: sandbox.ReasonBudget},
 		"budget that pauses": {while: budget(cost.ActionPause), reason: sandbox.ReasonBudget},
-		"lifetime":           {spec: sandbox.Spec{TTLSeconds: 1}, reason: sandbox.ReasonTTL},
-		"idle":               {spec: sandbox.Spec{IdleTimeoutSeconds: 1}, reason: sandbox.ReasonIdle},
+		"lifetime":           {spec: sandbox.Spec{TTLSeconds: 5}, reason: sandbox.ReasonTTL},
+		"idle":               {spec: sandbox.Spec{IdleTimeoutSeconds: 5}, reason: sandbox.ReasonIdle},
 		"PID 1": {while: func(_ *testing.T, h *house, id sandbox.ID) {
 			h.k.mu.Lock()
 			defer h.k.mu.Unlock()
@@ -54,9 +54,20 @@ func TestQuarantineEndsNothing(t *testing.T) {
 			if c.while != nil {
 				c.while(t, h, sb.ID)
 			}
-			<-time.After(1500 * time.Millisecond)
+			<-time.After(1500*time.Millisecond + 6*time.Second*time.Duration(min(1, c.spec.TTLSeconds+c.spec.IdleTimeoutSeconds)))
 			if got := h.get(t, sb.ID); got.Status != sandbox.StatusRunning {
 				t.Fatalf("in quarantine it became %s (%s: %s)", got.Status, got.Reason, got.Detail)
+			}
+			b, asked := h.box(sb.ID), make(chan error, 1)
+			broke := sandbox.Errorf(sandbox.ErrUnavailable, "sandbox_unreachable", "it broke off")
+			go func() { asked <- h.fate(b, b.present(), broke) }()
+			select {
+			case err := <-asked:
+				if !errors.Is(err, broke) {
+					t.Errorf("a call that broke off: %v", err)
+				}
+			case <-time.After(fateTimeout / 2):
+				t.Error("a call that broke off waits for an end that cannot come")
 			}
 			if _, err := h.Stop(t.Context(), string(sb.ID), ""); sandbox.CodeOf(err) != codeQuarantine || !errors.Is(err, sandbox.ErrConflict) {
 				t.Errorf("stop: %v", err)

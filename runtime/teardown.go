@@ -27,6 +27,9 @@ type ending struct {
 	// main, if set, is the process whose end this is. Once the sandbox was
 	// reset, the reason is gone with it.
 	main sandbox.ProcessID
+	// idleSince is, of an idle sandbox, the last change of its idle clock. Once
+	// there was another, the reason is gone.
+	idleSince int64
 }
 
 // promptDeath is how long a sandbox may take to die before its row says more
@@ -95,11 +98,14 @@ func (m *Manager) endLocked(ctx context.Context, b *box, e ending) error {
 func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 	var begun *state.Change // of one that was struck: its row has still to say that it ends
 	if at := b.standing(); at == sandbox.StatusRunning || at == sandbox.StatusPaused {
-		if b.outlived(e) {
+		if b.outlived(e) || e.reason == sandbox.ReasonIdle && m.works(ctx, b, e) {
 			return nil
 		}
 		ch := e.change()
 		m.keepOutput(ctx, b, &ch)
+		if b.outlived(e) { // somebody came while it answered
+			return nil
+		}
 		if e.reason == sandbox.ReasonCancelled && m.strike(ctx, b, e) {
 			begun = &ch
 		} else {
@@ -141,6 +147,30 @@ func (m *Manager) tryEnd(ctx context.Context, b *box, e ending) error {
 		}
 	}
 	return m.takeDown(ctx, b, row, begun)
+}
+
+// works asks PID 1 whether processes run: its events may not have been read yet. One
+// that does not answer in time is believed to be busy, once.
+func (m *Manager) works(ctx context.Context, b *box, e ending) bool {
+	ctx, cancel := context.WithTimeout(ctx, tailTimeout)
+	defer cancel()
+	info, err := b.guest.Ping(ctx)
+	silent := err != nil && ctx.Err() != nil
+	b.mu.Lock()
+	if b.idle.silent {
+		silent = false
+	}
+	b.mu.Unlock()
+	if info.Live <= 0 && !silent {
+		return false
+	}
+	b.note(func(c *idleClock) {
+		c.silent = silent
+		if err == nil && c.changes == e.idleSince { // else its events say more
+			c.live = info.Live
+		}
+	})
+	return true
 }
 
 // change is what the row of a sandbox that begins to end must say.

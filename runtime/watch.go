@@ -36,8 +36,8 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, record
 		c.after = time.Duration(row.Spec.IdleTimeoutSeconds) * time.Second
 		c.paused = row.Status == sandbox.StatusPaused
 		c.live = 0
-		c.expired = func() {
-			m.endSoon(b, ending{reason: sandbox.ReasonIdle, detail: "no process ran and nobody called for the idle timeout", actor: "daemon", shell: shell})
+		c.expired = func(since int64) {
+			m.endSoon(b, ending{reason: sandbox.ReasonIdle, detail: "no process ran and nobody called for the idle timeout", actor: "daemon", shell: shell, idleSince: since})
 		}
 	})
 	m.spawn(func() { m.watchShell(ctx, b, shell) })
@@ -49,7 +49,8 @@ func (m *Manager) watch(b *box, row sandbox.Sandbox, shell *launch.Shell, record
 func (m *Manager) watchShell(ctx context.Context, b *box, shell *launch.Shell) {
 	if err := shell.Wait(ctx); err != nil {
 		if ctx.Err() == nil {
-			m.log.ErrorContext(ctx, "watch PID 1", "sandbox", b.id, "err", err)
+			m.log.ErrorContext(ctx, "watch PID 1: tried again", "sandbox", b.id, "err", err)
+			m.later(func() { m.watchShell(ctx, b, shell) })
 		}
 		return
 	}

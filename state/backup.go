@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/mattn/go-sqlite3"
+
 	"github.com/sandboxd/sandboxd/access"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -36,7 +38,8 @@ func (d *DB) Backup(ctx context.Context, path string) (err error) {
 
 // CheckBackup says whether the file at path, nobody's yet, is a whole database
 // of sandboxd, and where that belongs. Its write-ahead log, where it has one, is
-// folded into it. Class ErrInvalid, code not_a_backup.
+// folded into it. Class ErrInvalid, code not_a_backup; another where that cannot be
+// told, as on a full disk.
 func CheckBackup(ctx context.Context, path string) (in Installation, err error) {
 	name, err := dsn(path, false)
 	if err != nil {
@@ -49,11 +52,18 @@ func CheckBackup(ctx context.Context, path string) (in Installation, err error) 
 	if err = fault(ctx, db); err == nil {
 		in, err = readInstallation(ctx, db)
 	}
+	if err == nil { // the last to close tells of no error of it
+		_, err = db.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`)
+	}
 	if err = errors.Join(err, db.Close()); err == nil && in.Made {
 		err = errors.New("it has no schema version")
 	}
 	if ctx.Err() != nil {
 		return in, ctx.Err()
+	}
+	lite, _ := errors.AsType[sqlite3.Error](err)
+	if err = translate(err); sandbox.ClassOf(err) != nil || lite.Code == sqlite3.ErrIoErr {
+		return in, err // says nothing of the file
 	}
 	if err != nil {
 		return in, sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "not a whole database of sandboxd: %w", err)
@@ -65,8 +75,10 @@ func CheckBackup(ctx context.Context, path string) (in Installation, err error) 
 type Credentials struct {
 	Installation
 
-	Keys   []access.Key
-	Owners []access.Owner
+	Keys       []access.Key
+	Owners     []access.Owner
+	Ports      []sandbox.Port
+	PortTokens map[sandbox.ID][]byte // hashes
 }
 
 // ReadCredentials reads those of the database at path, nobody's now, if its pages
@@ -97,6 +109,12 @@ func ReadCredentials(ctx context.Context, path string) (c Credentials, err error
 	}
 	if err == nil {
 		c.Owners, err = d.Owners(ctx)
+	}
+	if err == nil {
+		c.Ports, err = d.Ports(ctx, "")
+	}
+	if err == nil {
+		c.PortTokens, err = d.PortTokens(ctx)
 	}
 	return c, err
 }

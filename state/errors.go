@@ -28,6 +28,8 @@ func translate(err error) error {
 		return sandbox.Errorf(sandbox.ErrUnavailable, "database_busy", "the database is held by another process, try again: %w", err)
 	case sqlite3.ErrConstraint:
 		return sandbox.Errorf(sandbox.ErrConflict, "database_constraint", "the database refused the change: %w", err)
+	case sqlite3.ErrCantOpen:
+		return sandbox.Errorf(sandbox.ErrUnavailable, "database_not_opened", "the database, or its log, cannot be opened: see whether its file system is full or read-only: %w", err)
 	case sqlite3.ErrFull:
 		return sandbox.Errorf(sandbox.ErrExhausted, "disk_full", "the disk with the database is full, make room: %w", err)
 	}

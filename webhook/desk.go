@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -84,6 +85,9 @@ type Desk struct {
 	tasks  sync.WaitGroup
 
 	delivered, failed, died atomic.Int64
+
+	// Of read alone: news were not all read, and lines are not those of the rows.
+	unread, stale bool
 
 	refreshing sync.Mutex // held while the lines are made those of the rows
 
@@ -180,6 +184,7 @@ func (d *Desk) read() {
 	defer stop()
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
+	d.heed() // what came before the subscription
 	for n := 1; ; {
 		select {
 		case <-d.life.Done():
@@ -187,6 +192,9 @@ func (d *Desk) read() {
 		case <-news:
 			d.heed()
 		case <-save.C:
+			if d.unread {
+				d.heed()
+			}
 			if err := d.save(d.life, n%int(idleSave/saveEvery) == 0); err != nil && d.life.Err() == nil {
 				d.log.Error("write how far webhooks are: tried again", "err", err)
 			}
@@ -198,9 +206,13 @@ func (d *Desk) read() {
 // heed passes news on. Webhooks of projects come and go with events of them.
 func (d *Desk) heed() {
 	changed, err := d.tail.grow(d.life)
-	if err == nil && changed {
-		err = d.refresh(d.life)
+	d.stale = d.stale || changed
+	if d.stale {
+		rerr := d.refresh(d.life)
+		d.stale = rerr != nil
+		err = errors.Join(err, rerr)
 	}
+	d.unread = err != nil
 	if err != nil && d.life.Err() == nil {
 		d.log.Error("read events for the webhooks: tried again", "err", err)
 	}
@@ -274,7 +286,7 @@ func (d *Desk) CreateWebhook(ctx context.Context, req sandbox.WebhookRequest) (s
 	if err != nil {
 		return sandbox.Webhook{}, err
 	}
-	return w, d.refresh(ctx)
+	return w, d.refresh(context.WithoutCancel(ctx)) // it is made, whoever has gone away
 }
 
 // Webhooks lists all, without secrets, with how they do.
@@ -321,7 +333,7 @@ func (d *Desk) RemoveWebhook(ctx context.Context, id, actor string) error {
 	if err := d.cfg.Store.DeleteWebhook(ctx, id, actor); err != nil {
 		return err
 	}
-	return d.refresh(ctx)
+	return d.refresh(context.WithoutCancel(ctx))
 }
 
 // secretOf is Webhook with the secret.

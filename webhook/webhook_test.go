@@ -172,6 +172,7 @@ func TestEveryEventInOrder(t *testing.T) {
 	if n := inOrder(t, r.messages(), h.Cursor+2, h.Cursor+1001); n != 1000 { // after webhook.created
 		t.Errorf("%d different ones of 1000", n)
 	}
+	testenv.Eventually(t, 20*time.Second, "all are counted", func() bool { return w.Stats().Delivered >= 1000 }) // once their answers are read
 	if s := w.Stats(); s.Delivered != 1000 || s.Failed != 0 || s.Webhooks != 1 {
 		t.Errorf("stats %+v", s)
 	}
@@ -218,6 +219,112 @@ func TestReceiverDownAndCrashes(t *testing.T) {
 	}
 }
 
+// slowToSubscribe is a store whose reader subscribes late.
+type slowToSubscribe struct {
+	Store
+	idle      chan struct{} // holds one, after a read that found nothing
+	subscribe chan struct{}
+}
+
+func (s slowToSubscribe) Subscribe() (<-chan struct{}, func()) {
+	<-s.subscribe
+	return s.Store.Subscribe()
+}
+
+func (s slowToSubscribe) Events(ctx context.Context, after int64, id sandbox.ID, limit int) ([]sandbox.Event, error) {
+	events, err := s.Store.Events(ctx, after, id, limit)
+	if len(events) == 0 {
+		wake(s.idle)
+	}
+	return events, err
+}
+
+// TestEventsOfTheStart: what happens while the desk starts, after its lines
+// looked and before it follows the log, comes without a further event.
+func TestEventsOfTheStart(t *testing.T) {
+	r := newReceiver(t, "a secret")
+	w := newWorld(t, Config{AllowPrivate: loopback})
+	w.hook(r.URL, noise)
+	if err := w.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	late := slowToSubscribe{Store: w.db, idle: make(chan struct{}, 1), subscribe: make(chan struct{})}
+	w.cfg.Store = late
+	w.start()
+	<-late.idle
+	w.happen(1)
+	close(late.subscribe)
+	testenv.Eventually(t, 20*time.Second, "it comes", func() bool { return len(r.messages()) == 1 })
+}
+
+// hangingUp is a store whose caller goes away once a webhook is made or removed, and
+// that cannot list them as often as it is told.
+type hangingUp struct {
+	Store
+	cancel func()
+	fail   *atomic.Int64
+}
+
+func (s hangingUp) CreateWebhook(ctx context.Context, w sandbox.Webhook, actor string) (sandbox.Webhook, error) {
+	defer s.cancel()
+	return s.Store.CreateWebhook(ctx, w, actor)
+}
+
+func (s hangingUp) DeleteWebhook(ctx context.Context, id, actor string) error {
+	defer s.cancel()
+	return s.Store.DeleteWebhook(ctx, id, actor)
+}
+
+func (s hangingUp) Webhooks(ctx context.Context) ([]sandbox.Webhook, error) {
+	if s.fail.Load() > 0 {
+		s.fail.Add(-1)
+		return nil, errors.New("disk")
+	}
+	return s.Store.Webhooks(ctx)
+}
+
+// TestWebhooksAreTakenUp: those that are made or removed count at once, whoever has
+// asked for it and gone away, and those of projects also where they cannot be read
+// at first.
+func TestWebhooksAreTakenUp(t *testing.T) {
+	r := newReceiver(t, "a secret")
+	ctx, hangUp := context.WithCancel(t.Context())
+	w := newWorld(t, Config{AllowPrivate: loopback})
+	if err := w.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	store := hangingUp{w.db, func() { hangUp() }, new(atomic.Int64)}
+	w.cfg.Store = store
+	w.start()
+	h, err := w.CreateWebhook(ctx, sandbox.WebhookRequest{URL: r.URL, Secret: "a secret", Filter: noise, Actor: "uid:0"})
+	if h.ID == "" {
+		t.Fatal(err)
+	}
+	w.happen(1)
+	testenv.Eventually(t, 10*time.Second, "the event comes", func() bool { return len(r.messages()) == 1 })
+	ctx, hangUp = context.WithCancel(t.Context())
+	defer hangUp()
+	_ = w.RemoveWebhook(ctx, h.ID, "") // that its caller is gone is none of this test's
+	w.mu.Lock()
+	n := len(w.lines)
+	w.mu.Unlock()
+	if n != 0 {
+		t.Error("one that was removed is delivered to")
+	}
+	store.fail.Store(2)
+	if _, err := w.db.CreateWebhook(t.Context(), sandbox.Webhook{ID: sandbox.NewWebhookID(), URL: r.URL, Filter: noise, Owner: "uid:0"}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.db.AppendEvent(t.Context(), sandbox.Event{Type: "project.changed"}); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, "it is taken up", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.lines) == 1
+	})
+}
+
 // TestOneSandboxHoldsUpNoOther: an event that is refused ends as a dead
 // letter, and only its sandbox waits for that.
 func TestOneSandboxHoldsUpNoOther(t *testing.T) {
@@ -229,13 +336,13 @@ func TestOneSandboxHoldsUpNoOther(t *testing.T) {
 		}
 		return http.StatusOK
 	})
-	w := newWorld(t, Config{AllowPrivate: loopback, Refusals: 4, Pause: 50 * time.Millisecond})
+	w := newWorld(t, Config{AllowPrivate: loopback, Refusals: 4, Pause: 500 * time.Millisecond})
 	h := w.hook(r.URL, noise)
 	r.mu.Lock()
 	poison = h.Cursor + 2
 	r.mu.Unlock()
 	w.happen(100, "sba", "sbb")
-	testenv.Eventually(t, 20*time.Second, "all others come", func() bool { return len(r.messages()) == 99 })
+	testenv.Eventually(t, time.Minute, "all others come", func() bool { return len(r.messages()) == 99 })
 	got := r.messages()
 	for _, m := range got[:50] {
 		if m.Sandbox != "sbb" {

@@ -53,6 +53,7 @@ func (c *Client) Follow(ctx context.Context, q EventQuery, f func(sandbox.Event)
 	b := backoff{patience: c.patience}
 	for {
 		s, err := c.openSSE(ctx, path("events"), q.values(), last)
+		opened := time.Now()
 		for err == nil {
 			var e sandbox.Event
 			err = s.next(&e)
@@ -68,6 +69,10 @@ func (c *Client) Follow(ctx context.Context, q EventQuery, f func(sandbox.Event)
 		}
 		if errors.Is(err, io.EOF) {
 			err = sandbox.Errorf(sandbox.ErrUnavailable, "stream_broken", "the daemon ended the event stream: is it shutting down?")
+		}
+		// The daemon was back; one whose streams all break at once is not.
+		if time.Since(opened) > slowest {
+			b.reset()
 		}
 		if ctx.Err() == nil && errors.Is(err, sandbox.ErrUnavailable) && b.wait(ctx) {
 			continue
@@ -139,7 +144,10 @@ func (s *sse) nextOf(v any) (kind string, err error) {
 	}
 }
 
-// backoff spaces attempts to come back, from 50 ms to 2 s apart.
+// slowest is the longest wait between attempts to come back.
+const slowest = 2 * time.Second
+
+// backoff spaces attempts to come back, from 50 ms to slowest apart.
 type backoff struct {
 	patience time.Duration
 	delay    time.Duration
@@ -153,7 +161,7 @@ func (b *backoff) wait(ctx context.Context) bool {
 	if b.since.IsZero() {
 		b.since = time.Now()
 	}
-	b.delay = min(max(2*b.delay, 50*time.Millisecond), 2*time.Second)
+	b.delay = min(max(2*b.delay, 50*time.Millisecond), slowest)
 	if time.Since(b.since)+b.delay > b.patience {
 		return false
 	}

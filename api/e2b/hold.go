@@ -6,11 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
-
-// lastWord is how long a request that is cut may take to say so.
-const lastWord = 200 * time.Millisecond
 
 // errCut is how a stream ends that is cut.
 var errCut = rpcErrorf(codePermissionDenied, "the key, the token or the role that let this call in was taken away")
@@ -26,34 +24,19 @@ type holds struct {
 // request in goes away: the right of the caller or, where a sandbox is given,
 // its token. end must be called when the request is over.
 func (s *Server) hold(ctx context.Context, w http.ResponseWriter, id sandbox.ID) (held context.Context, end func()) {
-	held, cancel := context.WithCancelCause(ctx)
 	rc := http.NewResponseController(w)
-	hang := time.AfterFunc(time.Hour, func() {
+	held, cutFor, over := api.WithCut(ctx, func() {
 		past := time.Unix(1, 0)
 		_ = rc.SetReadDeadline(past) // a recorder of tests has none
 		_ = rc.SetWriteDeadline(past)
 	})
-	hang.Stop()
-	var turn sync.Mutex
-	over := false
-	cut := func() {
-		cancel(errCut)
-		turn.Lock()
-		defer turn.Unlock()
-		if !over { // the next request on the connection is another's
-			hang.Reset(lastWord)
-		}
-	}
+	cut := func() { cutFor(errCut) }
 	s.holds.add(id, &cut)
 	release := s.callers.Hold(ctx, cut)
 	return held, func() {
 		release()
 		s.holds.drop(id, &cut)
-		turn.Lock()
-		over = true
-		hang.Stop()
-		turn.Unlock()
-		cancel(nil)
+		over()
 	}
 }
 

@@ -24,7 +24,8 @@ const (
 type target struct {
 	box  sandbox.ID
 	port int
-	host string // which Host the server there sees; empty: the client's
+	host string          // which Host the server there sees; empty: the client's
+	held context.Context //nolint:containedctx // of the request: what dials for it outlives that
 }
 
 type targetKey struct{}
@@ -42,7 +43,10 @@ func (s *Server) newProxy() *httputil.ReverseProxy {
 			if err != nil {
 				return nil, err
 			}
-			return s.m.DialPort(ctx, id, n)
+			if to, ok := ctx.Value(targetKey{}).(target); ok && to.held.Err() != nil {
+				return nil, context.Cause(to.held)
+			}
+			return awake{s.m, s}.DialPort(ctx, id, n)
 		},
 		DisableCompression: true, MaxIdleConnsPerHost: innerKept, IdleConnTimeout: innerIdle, MaxResponseHeaderBytes: 1 << 20,
 		ExpectContinueTimeout: time.Second, Protocols: new(http.Protocols),
@@ -97,15 +101,19 @@ func (s *Server) toPort(w http.ResponseWriter, r *http.Request, id string, port 
 	ours := box.Spec.Labels[noteLabel] != ""
 	headers, admitted, asks := s.admits(r.Header, box.ID, port)
 	private := noteOf(box.Spec.Labels).Private
-	switch traffic := same(r.Header.Get(trafficHeader), s.trafficTokenOf(box.ID)); {
-	case admitted, ours && private && traffic, ours && !private && !asks:
-	case ours && private:
+	traffic := func() bool { return same(r.Header.Get(trafficHeader), s.trafficTokenOf(box.ID)) }
+	wrong := func() {
 		s.refused(w, r, func() {
 			answer(w, http.StatusForbidden, map[string]any{
 				"sandboxId": box.ID, "code": http.StatusForbidden,
 				"message": "this sandbox asks for its traffic access token: send it as " + trafficHeader,
 			})
 		})
+	}
+	switch {
+	case admitted, ours && private && traffic(), ours && !private && !asks:
+	case ours && private:
+		wrong()
 		return
 	default: // to who may not pass it does not exist
 		s.refused(w, r, func() { noSandbox(w, id) })
@@ -118,12 +126,16 @@ func (s *Server) toPort(w http.ResponseWriter, r *http.Request, id string, port 
 	}
 	ctx, end := s.hold(ctx, w, box.ID)
 	defer end()
+	if !admitted && private && !traffic() { // changed before the hold was there to be cut
+		wrong()
+		return
+	}
 	box, ok := s.roused(ctx, w, box)
 	if !ok {
 		return
 	}
 	host := strings.ReplaceAll(noteOf(box.Spec.Labels).Host, "${PORT}", strconv.Itoa(port))
-	ctx = context.WithValue(ctx, targetKey{}, target{box.ID, port, host})
+	ctx = context.WithValue(ctx, targetKey{}, target{box.ID, port, host, ctx})
 	r = r.WithContext(ctx)
 	r.Header = headers
 	s.proxy.ServeHTTP(w, r)

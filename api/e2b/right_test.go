@@ -28,7 +28,8 @@ type office struct {
 	off     map[string]bool          // owners that are disabled
 	cuts    map[*func()]string       // owners
 	refused int
-	many    bool // refusals are too many
+	many    bool   // refusals are too many
+	letIn   func() // if not nil, called when a token was found good
 }
 
 func (o *office) standing(key string) (access.Caller, error) {
@@ -47,6 +48,9 @@ func (o *office) Authenticate(r *http.Request) (context.Context, string, error) 
 }
 
 func (o *office) Acting(r *http.Request, box sandbox.Sandbox, key string) (context.Context, error) {
+	if o.letIn != nil {
+		o.letIn()
+	}
 	c, err := o.standing(key)
 	if err == nil && (!c.MayChange() || !c.Sees(box.Owner)) {
 		err = sandbox.Errorf(sandbox.ErrForbidden, "role_forbidden", "no")
@@ -55,6 +59,9 @@ func (o *office) Acting(r *http.Request, box sandbox.Sandbox, key string) (conte
 }
 
 func (o *office) Guest(r *http.Request, box sandbox.Sandbox) (context.Context, error) {
+	if o.letIn != nil {
+		o.letIn()
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.off[box.Owner] {
@@ -118,6 +125,11 @@ type dialing struct {
 }
 
 func (d *dialing) DialPort(ctx context.Context, _ string, _ int) (net.Conn, error) {
+	if d.Fail != nil {
+		if err := d.Fail("DialPort"); err != nil {
+			return nil, err
+		}
+	}
 	return new(net.Dialer).DialContext(ctx, "tcp", d.to)
 }
 
@@ -133,7 +145,10 @@ type world struct {
 	token string
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldOf(t, note{}) }
+
+// newWorldOf has a sandbox with a note.
+func newWorldOf(t *testing.T, n note) *world {
 	w := &world{t: t, mem: &dialing{Memory: servertest.New()}, keys: &office{off: map[string]bool{}, keys: map[string]access.Caller{
 		"alice":  {Owner: "alice", Role: access.RoleDeveloper, Key: "alice"},
 		"second": {Owner: "alice", Role: access.RoleDeveloper, Key: "second"},
@@ -159,7 +174,7 @@ func newWorld(t *testing.T) *world {
 	}))
 	t.Cleanup(srv.Close)
 	w.url = srv.URL
-	labels, err := labelsOf(nil, "base", note{})
+	labels, err := labelsOf(nil, "base", n)
 	if err == nil {
 		w.box, err = w.mem.Create(t.Context(), sandbox.CreateRequest{Spec: sandbox.Spec{Labels: labels}, Actor: "alice"})
 	}
@@ -232,9 +247,7 @@ func TestTokensDieWithTheirRight(t *testing.T) {
 		},
 		"owner disabled": func(w *world) { w.keys.disable("alice") },
 		"token changed": func(w *world) {
-			if status, b := w.do(http.MethodPost, "/sandboxes/"+string(w.box.ID)+"/token", "", keyHeader, "second"); status != http.StatusCreated {
-				w.t.Fatalf("change the token: %d %s", status, b)
-			}
+			w.change()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -260,6 +273,66 @@ func TestTokensDieWithTheirRight(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTokenChangedWhileItLetsIn: a request whose token is changed between the
+// look at it and the hold that would be cut does nothing.
+func TestTokenChangedWhileItLetsIn(t *testing.T) {
+	reached := 0
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached++ }))
+	t.Cleanup(inside.Close)
+	for name, c := range map[string]struct {
+		send func(w *world, traffic string) int
+		want int
+		done func(w *world) bool
+	}{
+		"token": {func(w *world, _ string) int { status, _ := w.acts(w.token); return status }, http.StatusUnauthorized, (*world).wrote},
+		"signature": {func(w *world, _ string) int {
+			status, _ := w.do(http.MethodPost, w.signed("/x", http.MethodPost, w.token), "text", "Content-Type", "application/octet-stream")
+			return status
+		}, http.StatusUnauthorized, (*world).wrote},
+		"traffic": {func(w *world, traffic string) int {
+			status, _ := w.do(http.MethodGet, "/", "", sandboxHeader, string(w.box.ID), portHeader, "8000", trafficHeader, traffic)
+			return status
+		}, http.StatusForbidden, func(*world) bool { return reached > 0 }},
+	} {
+		for _, changed := range []bool{false, true} { // the control first
+			t.Run(fmt.Sprint(name, " changed ", changed), func(t *testing.T) {
+				w := newWorldOf(t, note{Private: true})
+				w.mem.to, reached = inside.Listener.Addr().String(), 0
+				want := http.StatusOK
+				traffic := w.change()
+				w.token = w.read("alice")
+				if changed {
+					want = c.want
+					w.keys.letIn = func() { w.change() }
+				}
+				if got := c.send(w, traffic); got != want || c.done(w) == changed {
+					t.Errorf("answered %d, want %d; done: %v", got, want, c.done(w))
+				}
+			})
+		}
+	}
+}
+
+// wrote reports whether the file that acts writes is there.
+func (w *world) wrote() bool {
+	f, err := w.mem.Files(w.t.Context(), string(w.box.ID))
+	if err == nil {
+		_, err = f.Stat(w.t.Context(), "", "/x")
+	}
+	return err == nil
+}
+
+// change changes the tokens of the sandbox, and returns that of its ports.
+func (w *world) change() string {
+	w.t.Helper()
+	status, b := w.do(http.MethodPost, "/sandboxes/"+string(w.box.ID)+"/token", "", keyHeader, "second")
+	var d struct{ TrafficAccessToken string }
+	if err := json.Unmarshal([]byte(b), &d); status != http.StatusCreated || err != nil {
+		w.t.Errorf("change the token: %d %s", status, b)
+	}
+	return d.TrafficAccessToken
 }
 
 // TestStreamsEndWithTheirRight: a command's stream is cut, and the stream of

@@ -324,6 +324,9 @@ type wakeRequest struct {
 	Memory  *bool  `json:"memory"`
 }
 
+// connectTries is how often connect wakes a sandbox that does not stay awake.
+const connectTries = 3
+
 // connect gives a sandbox at least some more time, and wakes one that rests.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, actor string) (int, any, error) {
 	var req wakeRequest
@@ -339,19 +342,24 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, actor string) (
 		return 0, nil, err
 	}
 	status := http.StatusOK
-	if box.Status != sandbox.StatusRunning {
-		status = http.StatusCreated
-		box, err = s.wake(r.Context(), box, actor, req.Memory == nil || *req.Memory)
+	for range connectTries {
+		if box.Status != sandbox.StatusRunning {
+			status = http.StatusCreated
+			box, err = s.wake(r.Context(), box, actor, req.Memory == nil || *req.Memory)
+			if err != nil {
+				return 0, nil, gone(err)
+			}
+		}
+		// One that was resumed has its old lifetime, which this may shorten.
+		box, err = s.m.SetDeadline(r.Context(), string(box.ID), sandbox.DeadlineRequest{TTLSeconds: &ttl, AtLeast: status == http.StatusOK, Actor: actor})
 		if err != nil {
 			return 0, nil, gone(err)
 		}
+		if box.Status == sandbox.StatusRunning { // the old deadline did not come first
+			return status, s.accessTo(r.Context(), box), nil
+		}
 	}
-	// One that was resumed has its old lifetime, which this may shorten.
-	box, err = s.m.SetDeadline(r.Context(), string(box.ID), sandbox.DeadlineRequest{TTLSeconds: &ttl, AtLeast: status == http.StatusOK, Actor: actor})
-	if err != nil {
-		return 0, nil, gone(err)
-	}
-	return status, s.accessTo(r.Context(), box), nil
+	return 0, nil, sandbox.Errorf(sandbox.ErrConflict, "wrong_state", "sandbox %s is paused or stopped as soon as it runs: connect to it again", box.ID)
 }
 
 // changeToken makes every token of a sandbox's data plane and ports given out
@@ -438,10 +446,15 @@ func (s *Server) setTimeout(w http.ResponseWriter, r *http.Request, actor string
 	if err != nil {
 		return 0, nil, err
 	}
-	if box.Status != sandbox.StatusRunning {
-		return 0, nil, sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "sandbox %s is paused: connect to it first", box.ID)
+	if box.Status == sandbox.StatusRunning {
+		box, err = s.m.SetDeadline(r.Context(), string(box.ID), sandbox.DeadlineRequest{TTLSeconds: &ttl, AtLeast: extend, Actor: actor})
+		if err == nil && box.Status != sandbox.StatusRunning { // it came to rest first, and has no deadline there
+			_, err = s.m.SetDeadline(r.Context(), string(box.ID), sandbox.DeadlineRequest{Hold: true, Actor: actor})
+		}
 	}
-	_, err = s.m.SetDeadline(r.Context(), string(box.ID), sandbox.DeadlineRequest{TTLSeconds: &ttl, AtLeast: extend, Actor: actor})
+	if err == nil && box.Status != sandbox.StatusRunning {
+		err = sandbox.Errorf(sandbox.ErrNotFound, "sandbox_not_found", "sandbox %s is paused: connect to it first", box.ID)
+	}
 	return http.StatusNoContent, nil, gone(err)
 }
 

@@ -95,7 +95,7 @@ func New(cfg Config) http.Handler {
 	}
 	s.control = s.controlRoutes()
 	s.proxy = s.newProxy()
-	s.plane = newDataPlane(s.m, s.log)
+	s.plane = newDataPlane(awake{s.m, s}, s.log)
 	return s
 }
 
@@ -167,16 +167,24 @@ func wakes(box sandbox.Sandbox) bool {
 // roused is the sandbox, awake; false where it does not wake, which is answered.
 // The context is that of who may act there.
 func (s *Server) roused(ctx context.Context, w http.ResponseWriter, box sandbox.Sandbox) (sandbox.Sandbox, bool) {
-	if box.Status == sandbox.StatusRunning {
-		return box, true
-	}
-	up, err := s.wake(ctx, box, box.Owner, true)
+	up, err := s.rouse(ctx, box)
 	if err != nil {
-		s.log.Info("traffic did not wake a sandbox", "sandbox", box.ID, "err", err)
 		noSandbox(w, string(box.ID))
 		return box, false
 	}
 	return up, true
+}
+
+// rouse is roused without an answer.
+func (s *Server) rouse(ctx context.Context, box sandbox.Sandbox) (sandbox.Sandbox, error) {
+	if box.Status == sandbox.StatusRunning {
+		return box, nil
+	}
+	up, err := s.wake(ctx, box, box.Owner, true)
+	if err != nil {
+		s.log.Info("traffic did not wake a sandbox", "sandbox", box.ID, "err", err)
+	}
+	return up, err
 }
 
 // noSandbox is the answer of a sandbox that is gone, paused or never was: the
@@ -201,10 +209,13 @@ func (s *Server) toData(w http.ResponseWriter, r *http.Request, name string) {
 		noSandbox(w, name)
 		return
 	}
+	wrong := func() {
+		s.refused(w, r, func() { writeFault(w, http.StatusUnauthorized, errNoToken.Error()) })
+	}
 	ctx, err := s.callers.Acting(r, box, key)
 	switch {
 	case errors.Is(err, sandbox.ErrUnauthenticated), errors.Is(err, sandbox.ErrForbidden): // as any wrong token
-		s.refused(w, r, func() { writeFault(w, http.StatusUnauthorized, errNoToken.Error()) })
+		wrong()
 		return
 	case err != nil:
 		s.fail(w, r, err)
@@ -212,6 +223,11 @@ func (s *Server) toData(w http.ResponseWriter, r *http.Request, name string) {
 	}
 	ctx, end := s.hold(ctx, w, id)
 	defer end()
+	// A token changed before the hold was there was not cut.
+	if token := s.tokenOf(id, key); !same(r.Header.Get(tokenHeader), token) && !reproduces(r, token) {
+		wrong()
+		return
+	}
 	if r.URL.Path == "/health" && box.Status != sandbox.StatusRunning { // to ask is not to use
 		noSandbox(w, name)
 		return

@@ -8,9 +8,9 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sandboxd/sandboxd/access"
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -44,9 +44,6 @@ type Audit interface {
 	Audit(ctx context.Context, q access.AuditQuery) ([]access.AuditRow, error)
 	VerifyAudit(ctx context.Context, anchor int64, want access.Sum) (access.AuditCheck, error)
 }
-
-// lastWord is how long a request that is cut may take to say so.
-const lastWord = 200 * time.Millisecond
 
 // admit finds out who sends a request. What it lets through has a caller in
 // its context, the few public paths excepted.
@@ -92,17 +89,11 @@ func (s *server) admit(next http.Handler) http.Handler {
 // hold ends the context, which has the reason as its cause, and soon after the connection, when the caller's
 // rights go away. end must be called when the request is over.
 func (s *server) hold(ctx context.Context, c access.Caller) (held context.Context, end func()) {
-	held, cancel := context.WithCancelCause(ctx)
-	hang := time.AfterFunc(time.Hour, func() { hangUp(ctx) })
-	hang.Stop()
-	release := s.office.Hold(c, func(why error) {
-		cancel(why)
-		hang.Reset(lastWord)
-	})
+	held, cut, over := api.WithCut(ctx, func() { hangUp(ctx) })
+	release := s.office.Hold(c, cut)
 	return held, func() {
 		release()
-		hang.Stop()
-		cancel(nil)
+		over()
 	}
 }
 

@@ -226,13 +226,10 @@ func newFrameWriter(w http.ResponseWriter) *frameWriter {
 	return f
 }
 
-// tick sends what is held back, or else a heartbeat. A write that waits for
-// the client is left alone: it will notice by itself.
+// tick sends what is held back, or else a heartbeat, after a write that waits for
+// the client.
 func (f *frameWriter) tick() {
-	if !f.mu.TryLock() {
-		f.timer.Reset(heartbeat) // a timer that stop has stopped finds done below
-		return
-	}
+	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.done {
 		return
@@ -281,7 +278,11 @@ func (f *frameWriter) message(_ context.Context, m api.Message) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.put(api.FrameText, b) // output or the end of the response follows, or the timer
+	f.held = true // output or the end of the response follows, or the timer
+	if f.beats {
+		f.timer.Reset(holdBack)
+	}
+	return f.put(api.FrameText, b)
 }
 
 func (f *frameWriter) output(_ context.Context, stream sandbox.Stream, offset int64, data []byte) error {

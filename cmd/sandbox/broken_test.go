@@ -106,6 +106,10 @@ func TestCutCopyKeepsTheOldFile(t *testing.T) {
 	if _, err := tw.Write([]byte("new one")); err != nil {
 		t.Fatal(err)
 	}
+	half := buf.Len() - 1
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
 	name := filepath.Join(dir, "f")
 	if err := os.WriteFile(name, []byte("old"), 0o644); err != nil {
 		t.Fatal(err)
@@ -113,7 +117,7 @@ func TestCutCopyKeepsTheOldFile(t *testing.T) {
 	for _, tc := range []struct {
 		n    int
 		want string
-	}{{buf.Len() - 1, "old"}, {buf.Len(), "new one"}} {
+	}{{half, "old"}, {buf.Len(), "new one"}} {
 		err := readTar(bytes.NewReader(buf.Bytes()[:tc.n]), dir, "f", "f", &leftOut{})
 		b, rerr := os.ReadFile(name)
 		if got, _ := os.ReadDir(dir); string(b) != tc.want || rerr != nil || len(got) != 1 || (err == nil) != (tc.want != "old") {
@@ -137,5 +141,38 @@ func TestDownloadBreaksOff(t *testing.T) {
 		if code != exitTrouble || !strings.Contains(errs.String(), "changed while it was read") || !strings.Contains(errs.String(), "(download_broken)") || out.String() != "half" {
 			t.Errorf("%s: exit %d, %q %q", line, code, &out, &errs)
 		}
+	}
+}
+
+// TestLinksKeepTheOldFile: a link that cannot be made leaves what is in its
+// place, also a file that is said to be a link to itself. The controls replace it.
+func TestLinksKeepTheOldFile(t *testing.T) {
+	for name, tc := range map[string]struct {
+		h    tar.Header
+		want string
+	}{
+		"to what is missing": {tar.Header{Name: "d/f", Typeflag: tar.TypeLink, Linkname: "d/gone"}, "old"},
+		"to itself":          {tar.Header{Name: "d/f", Typeflag: tar.TypeLink, Linkname: "d/f"}, "old"},
+		"control: hard":      {tar.Header{Name: "d/f", Typeflag: tar.TypeLink, Linkname: "d/g"}, "other"},
+		"control: symbolic":  {tar.Header{Name: "d/f", Typeflag: tar.TypeSymlink, Linkname: "g"}, "other"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for f, text := range map[string]string{"f": "old", "g": "other"} {
+				if err := os.WriteFile(filepath.Join(dir, f), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var buf bytes.Buffer
+			tw := tar.NewWriter(&buf)
+			if err := errors.Join(tw.WriteHeader(&tc.h), tw.Close()); err != nil {
+				t.Fatal(err)
+			}
+			err := readTar(&buf, dir, "d", "", &leftOut{})
+			b, rerr := os.ReadFile(filepath.Join(dir, "f"))
+			if left, _ := os.ReadDir(dir); string(b) != tc.want || len(left) != 2 || rerr != nil || (err != nil) != (name == "to what is missing") {
+				t.Errorf("%v: %q, %v, %d files", err, b, rerr, len(left))
+			}
+		})
 	}
 }

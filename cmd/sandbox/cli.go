@@ -63,9 +63,11 @@ func (c *cli) main(ctx context.Context, args []string) int {
 	sigs := make(chan os.Signal, 8)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(sigs)
+	done := make(chan struct{})
+	defer close(done)
 	// A reader of ours that goes away must not end us before we cleaned up.
 	signal.Ignore(syscall.SIGPIPE)
-	go c.dispatch(ctx, sigs, cancel)
+	go c.dispatch(ctx, done, sigs, cancel)
 
 	root := c.root()
 	root.SetArgs(args)
@@ -104,20 +106,26 @@ func readerGone(err error) bool {
 	return errors.Is(err, syscall.EPIPE) && !connection
 }
 
-// dispatch delivers signals; those nobody wants end the context, and the
-// second of them the program.
-func (c *cli) dispatch(ctx context.Context, sigs <-chan os.Signal, cancel func()) {
-	for {
+// oneWish is how long after a signal another one may mean the same.
+const oneWish = 300 * time.Millisecond
+
+// dispatch delivers signals until done; those nobody wants end the context, and
+// the second of them the program.
+func (c *cli) dispatch(ctx context.Context, done <-chan struct{}, sigs <-chan os.Signal, cancel func()) {
+	for first := (time.Time{}); ; {
 		select {
 		case s := <-sigs:
 			switch {
 			case c.deliver(s):
+			case ctx.Err() != nil && time.Since(first) < oneWish: // timeout(1) signals the program, and its group
 			case ctx.Err() != nil:
-				os.Exit(exitInterrupted) //nolint:forbidigo // asked twice, and whatever hangs does not heed the context
+				n, _ := s.(syscall.Signal) // they all are
+				os.Exit(128 + int(n))      //nolint:forbidigo // asked twice, and whatever hangs does not heed the context
 			default:
+				first = time.Now()
 				cancel()
 			}
-		case <-ctx.Done():
+		case <-done: // not when the context ends: a command may hang or clean up then
 			return
 		}
 	}

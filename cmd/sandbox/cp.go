@@ -30,10 +30,12 @@ a path on this machine, or - for a tar archive on standard input or output.
   the link itself, unless it is written with a slash or /. at its end.
   A name on this machine with a colon in it is written as ./NAME.
 
-Files get the sandbox's user as owner; modes, times and links are kept. Sockets,
-devices and FIFOs are left out and told on standard error. A file is replaced
-when all of the new one has arrived. On the way out nothing is written outside
-the destination, whatever the archive says.`,
+Files get the sandbox's user as owner; modes, times and links are kept, set-user-ID
+and set-group-ID only inside. Of a tree, sockets, devices and FIFOs are left out
+and told on standard error. An archive on standard input is unpacked as it is,
+with its FIFOs, is refused where it has devices, and must be whole. A file is
+replaced when all of the new one has arrived. Nothing is written outside the
+destination, whatever an archive says: its names are taken as beneath it.`,
 		Example: `  sandbox cp ./src dev:/app
   sandbox cp ./src/. dev:/app            # what is in src
   sandbox cp dev:/var/log ./logs

@@ -145,7 +145,12 @@ input is passed on, too, if the process was started with one.`,
 			if err != nil {
 				return err
 			}
-			proc, err := cl.Process(cmd.Context(), args[0], sandbox.ProcessID(args[1]))
+			// A signal before the connection stands is for the command; a second
+			// one does not wait for it.
+			ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
+			defer cancel()
+			defer c.hold(cancel)()
+			proc, err := cl.Process(ctx, args[0], sandbox.ProcessID(args[1]))
 			if err != nil {
 				return err
 			}
@@ -153,7 +158,7 @@ input is passed on, too, if the process was started with one.`,
 			if cmd.Flags().Changed("offset") {
 				from = offset
 			}
-			p, err := cl.Attach(context.WithoutCancel(cmd.Context()), args[0], proc.ID, from)
+			p, err := cl.Attach(ctx, args[0], proc.ID, from)
 			if err != nil {
 				return err
 			}

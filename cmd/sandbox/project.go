@@ -489,8 +489,9 @@ func (c *cli) completeProject(*cobra.Command, []string, string) ([]string, cobra
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// confirm asks on the terminal; without one, --yes must have been given.
-func (c *cli) confirm(yes bool, format string, args ...any) error {
+// confirm asks on the terminal, until ctx ends; without one, --yes must have
+// been given.
+func (c *cli) confirm(ctx context.Context, yes bool, format string, args ...any) error {
 	if yes {
 		return nil
 	}
@@ -498,8 +499,18 @@ func (c *cli) confirm(yes bool, format string, args ...any) error {
 		return usage("nobody can be asked here: give --yes")
 	}
 	c.say(format+" [y/N] ", args...)
-	answer, err := bufio.NewReader(c.in).ReadString('\n')
-	if err != nil && answer == "" {
+	answers := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(c.in).ReadString('\n') // nothing is no answer
+		answers <- answer
+	}()
+	var answer string
+	select {
+	case answer = <-answers:
+	case <-ctx.Done(): // the terminal goes on waiting for a line
+		return ctx.Err()
+	}
+	if answer == "" {
 		return usage("no answer: nothing was done")
 	}
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {

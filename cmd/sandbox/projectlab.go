@@ -322,7 +322,7 @@ check within the window, all are moved back.`,
 					return sandbox.Errorf(sandbox.ErrConflict, "not_ready", "project %s is NOT_READY: --force promotes it all the same", args[0])
 				}
 			}
-			if err := c.confirm(yes, "Move the agents of %s into production?", args[0]); err != nil {
+			if err := c.confirm(cmd.Context(), yes, "Move the agents of %s into production?", args[0]); err != nil {
 				return err
 			}
 			req.Window = window.Milliseconds()
@@ -404,7 +404,7 @@ given. What it promoted goes on in production.`,
 			if workspace {
 				what = "Kill project %s and delete all files of its workspace?"
 			}
-			if err := c.confirm(yes, what, args[0]); err != nil {
+			if err := c.confirm(cmd.Context(), yes, what, args[0]); err != nil {
 				return err
 			}
 			cl, err := c.client()
@@ -429,7 +429,7 @@ func (c *cli) projectRmCmd() *cobra.Command {
 		Use: "rm [flags] PROJECT…", Short: "Forget killed projects", Example: "  sandbox project rm shop", Args: cobra.MinimumNArgs(1), ValidArgsFunction: c.completeProject,
 		Long: "Forget killed projects: their records, evaluations and workspaces.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := c.confirm(yes, "Forget %s with all records and files?", strings.Join(args, ", ")); err != nil {
+			if err := c.confirm(cmd.Context(), yes, "Forget %s with all records and files?", strings.Join(args, ", ")); err != nil {
 				return err
 			}
 			cl, err := c.client()

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/tarfile"
 )
@@ -146,7 +148,7 @@ func readTar(r io.Reader, dir, top, name string, left *leftOut) error {
 	}
 	defer func() { _ = root.Close() }() // a handle only
 	var dirs []*tar.Header
-	tr := tar.NewReader(r)
+	tr := tarfile.NewReader(r)
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -155,8 +157,10 @@ func readTar(r io.Reader, dir, top, name string, left *leftOut) error {
 		if err != nil {
 			return fmt.Errorf("reading the archive from the sandbox: %w", err)
 		}
-		if h.Typeflag == tar.TypeXGlobalHeader {
-			left.said = h.PAXRecords["comment"]
+		if said := h.PAXRecords["comment"]; said != "" {
+			left.said = said
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader { // as of sandboxes that an earlier version started
 			continue
 		}
 		if h.Name, err = rename(h.Name, top, name); err != nil {
@@ -170,7 +174,7 @@ func readTar(r io.Reader, dir, top, name string, left *leftOut) error {
 				return err
 			}
 		}
-		if err := extract(root, tr, h, left); err != nil {
+		if err := extract(root, tr.Reader, h, left); err != nil {
 			return fmt.Errorf("copying %s beneath %s: %w", plain(h.Name), dir, err)
 		}
 		if h.Typeflag == tar.TypeDir {
@@ -179,7 +183,8 @@ func readTar(r io.Reader, dir, top, name string, left *leftOut) error {
 	}
 	// Modes and times of directories last, deepest first: a read-only
 	// directory could not have been filled.
-	for _, h := range slices.Backward(dirs) {
+	slices.SortStableFunc(dirs, func(a, b *tar.Header) int { return len(b.Name) - len(a.Name) })
+	for _, h := range dirs {
 		if err := finishEntry(root, h); err != nil {
 			return err
 		}
@@ -226,21 +231,32 @@ func extract(root *os.Root, tr *tar.Reader, h *tar.Header, left *leftOut) error 
 	switch h.Typeflag {
 	case tar.TypeReg:
 		return extractFile(root, tr, h)
-	case tar.TypeSymlink, tar.TypeLink:
-	default:
-		left.add(h.Name)
-		return nil
+	case tar.TypeSymlink:
+		return extractLink(root, root.Symlink, h)
+	case tar.TypeLink:
+		return extractLink(root, root.Link, h)
 	}
-	if info, err := root.Lstat(h.Name); err == nil && !info.IsDir() {
-		if err := root.Remove(h.Name); err != nil {
-			return err
-		}
-	}
-	if h.Typeflag == tar.TypeSymlink {
-		return root.Symlink(h.Linkname, h.Name)
-	}
-	return root.Link(h.Linkname, h.Name)
+	left.add(h.Name)
+	return nil
 }
+
+// extractLink makes a link. A file in its place stays until it is there.
+func extractLink(root *os.Root, link func(to, name string) error, h *tar.Header) error {
+	err := link(h.Linkname, h.Name)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	beside := tempName(h.Name)
+	if err = link(h.Linkname, beside); err != nil {
+		return err
+	}
+	err = root.Rename(beside, h.Name)
+	_ = root.Remove(beside) // left where it failed, and of two names of one file (rename(2))
+	return err
+}
+
+// tempName returns a name beside another.
+func tempName(name string) string { return path.Join(path.Dir(name), ".sbx-"+rand.Text()) }
 
 // extractFile writes a file, beside one that is in its place, which stays until all
 // of the new one is there.
@@ -249,7 +265,7 @@ func extractFile(root *os.Root, tr *tar.Reader, h *tar.Header) (err error) {
 	at := *h
 	f, err := root.OpenFile(at.Name, flags, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		at.Name = path.Join(path.Dir(h.Name), ".sbx-"+rand.Text())
+		at.Name = tempName(h.Name)
 		f, err = root.OpenFile(at.Name, flags, 0o600)
 	}
 	if err != nil {
@@ -315,5 +331,12 @@ func finishEntry(root *os.Root, h *tar.Header) error {
 	if err := root.Chmod(h.Name, fs.FileMode(h.Mode)&fs.ModePerm); err != nil {
 		return err
 	}
-	return root.Chtimes(h.Name, h.ModTime, h.ModTime)
+	// Chtimes takes times from 1677 to 2262, and makes of others any.
+	at := h.ModTime
+	if last := time.Unix(0, math.MaxInt64); at.After(last) {
+		at = last
+	} else if first := time.Unix(0, math.MinInt64); at.Before(first) {
+		at = first
+	}
+	return root.Chtimes(h.Name, at, at)
 }

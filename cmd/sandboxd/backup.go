@@ -83,7 +83,12 @@ func (c config) nextBackup(name string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	return time.Until(st.ModTime().Add(time.Duration(c.Backup.Every))), nil
+	every := time.Duration(c.Backup.Every)
+	wait := time.Until(st.ModTime().Add(every))
+	if wait > every { // the clock was set back
+		wait = 0
+	}
+	return wait, nil
 }
 
 func (c config) backUp(ctx context.Context, name string, db *state.DB) error {
@@ -103,8 +108,12 @@ func (c config) backUp(ctx context.Context, name string, db *state.DB) error {
 	}
 	all, err := c.backupsOf(name)
 	for len(all) > c.Backup.Keep {
-		err = errors.Join(err, os.Remove(all[0]))
-		all = all[1:]
+		old := 0
+		if last := len(all) - 1; all[last] > path { // of a clock that went ahead
+			old = last
+		}
+		err = errors.Join(err, os.Remove(all[old]))
+		all = slices.Delete(all, old, old+1)
 	}
 	return err
 }

@@ -191,13 +191,13 @@ func keepInStep(ctx context.Context, c config, name string, v identity, db *stat
 	// The database's: the volume is the one that follows.
 	in := db.Installation()
 	k.mark = rootfs.Mark{ID: v.id, Generation: in.Generation, Nonce: in.Nonce, Boot: roots.Boot(), Place: roots.Place()}
+	events, cancel := db.Subscribe()
 	if err := k.bump(ctx, false); err != nil {
 		log.ErrorContext(ctx, "mark database and volume as belonging together: tried again", "err", err)
 	}
 	if err := tree.SetInstallation(v.id); err != nil {
 		log.WarnContext(ctx, "mark the parent cgroup", "err", err)
 	}
-	events, cancel := db.Subscribe()
 	k.done.Go(func() { k.run(events) })
 	rest := keepBackups(c, name, db, log)
 	return sync.OnceFunc(func() {

@@ -27,6 +27,7 @@ import (
 const (
 	restoredEnd = ".restored" // of a copy that is not in its place yet
 	beforeEnd   = ".before-"  // and a time: of a database that was set aside
+	roomToOpen  = 1 << 20     // for the log and its index
 )
 
 // restore puts a backup in the place of its database, which it keeps beside it.
@@ -78,7 +79,7 @@ func putBack(ctx context.Context, c config, backup string, out io.Writer) error 
 		if !slices.Contains(others, aside) { // there was none: that is told
 			others = append(others, aside)
 		}
-		tellValidAgain(ctx, out, path, append(others, backups[max(0, len(backups)-1):]...))
+		tellValidAgain(ctx, out, cmp.Or(c.Access.SocketRole, access.RoleDeveloper), path, append(others, backups[max(0, len(backups)-1):]...))
 	}
 	return nil
 }
@@ -105,7 +106,7 @@ func tellPlace(out io.Writer, dir string, in state.Installation, aside string) (
 
 // tellValidAgain says whom a restored database lets in that a newer one of the
 // installation does not.
-func tellValidAgain(ctx context.Context, out io.Writer, path string, others []string) {
+func tellValidAgain(ctx context.Context, out io.Writer, socket access.Role, path string, others []string) {
 	now, err := state.ReadCredentials(ctx, path)
 	if err != nil {
 		fmt.Fprintf(out, "The keys and owners of %s cannot be read (%v): see 'sandbox key ls' and 'sandbox owner ls'.\n", path, err)
@@ -126,7 +127,10 @@ func tellValidAgain(ctx context.Context, out io.Writer, path string, others []st
 	}
 	last := slices.MaxFunc(newer, byAge)
 	gone := byAge(last, now) > 0 // what last does not have is not merely younger than it
-	tellOwners(out, now.Owners, last.Owners, gone)
+	tellOwners(out, socket, now.Owners, last.Owners, gone)
+	if gone {
+		tellPorts(out, now, last)
+	}
 	revoked := map[string]bool{} // is for good
 	for _, o := range newer {
 		for _, k := range o.Keys {
@@ -145,11 +149,31 @@ func tellValidAgain(ctx context.Context, out io.Writer, path string, others []st
 	}
 }
 
-// tellOwners says who has more rights in now than in last, which is newer.
-func tellOwners(out io.Writer, now, last []access.Owner, gone bool) {
+// tellPorts says what opens sandboxes in now and not in last, which is newer.
+func tellPorts(out io.Writer, now, last state.Credentials) {
+	for id, hash := range now.PortTokens {
+		if !bytes.Equal(hash, last.PortTokens[id]) {
+			fmt.Fprintf(out, "The port token of sandbox %s was replaced or removed since the backup, and is valid again: 'sandbox port token %s' makes another, 'sandbox port token --rm %s' none\n", id, id, id)
+		}
+	}
+	for _, p := range now.Ports {
+		if !slices.ContainsFunc(last.Ports, func(o sandbox.Port) bool { return o.ID == p.ID }) {
+			fmt.Fprintf(out, "Port %s of sandbox %s was closed since the backup, and is published again: 'sandbox port rm %s'\n", p.ID, p.Sandbox, p.ID)
+		}
+	}
+}
+
+// tellOwners says who has more rights in now than in last, which is newer; socket
+// is what users of the socket are whom a database does not know.
+func tellOwners(out io.Writer, socket access.Role, now, last []access.Owner, gone bool) {
 	then := map[string]access.Owner{}
 	for _, o := range last {
 		then[o.Name] = o
+	}
+	for _, o := range last {
+		if strings.HasPrefix(o.Name, "uid:") && !slices.ContainsFunc(now, func(w access.Owner) bool { return w.Name == o.Name }) {
+			now = append(now, access.Owner{Name: o.Name, Role: socket})
+		}
 	}
 	rank := func(o access.Owner) int { return slices.Index(access.Roles(), o.Role) } // 0: most rights
 	for _, o := range now {
@@ -177,7 +201,7 @@ func byAge(a, b state.Credentials) int {
 func copyBackup(ctx context.Context, from, to string) error {
 	ends := []string{"", "-wal"}
 	var files []io.Reader
-	var total int64
+	var total, log int64
 	for _, end := range ends {
 		f, size, err := linux.OpenRegular(from + end)
 		if end != "" && errors.Is(err, os.ErrNotExist) {
@@ -190,7 +214,7 @@ func copyBackup(ctx context.Context, from, to string) error {
 			return err
 		}
 		defer f.Close()
-		files, total = append(files, io.LimitReader(f, size)), total+size
+		files, total, log = append(files, io.LimitReader(f, size)), total+size, size
 	}
 	magic := []byte("SQLite format 3\x00") // sqlite.org/fileformat.html, 1.3
 	head := make([]byte, len(magic))
@@ -198,13 +222,16 @@ func copyBackup(ctx context.Context, from, to string) error {
 		return sandbox.Errorf(sandbox.ErrInvalid, "not_a_backup", "not a whole database of sandboxd: it does not begin as one of SQLite does")
 	}
 	files[0] = io.MultiReader(bytes.NewReader(head), files[0])
+	if len(files) > 1 {
+		total += log // which is folded into the file
+	}
 	removeMatching(to + "*") // of a restore that was cut off: its log would be taken for this one's
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(to), &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: filepath.Dir(to), Err: err}
 	}
-	if free := int64(st.Bavail) * st.Bsize; total > free {
-		return sandbox.Errorf(sandbox.ErrExhausted, "disk_full", "the copy takes %s, and the file system of %s has %s: make room there first", units.BytesSize(float64(total)), filepath.Dir(to), units.BytesSize(float64(free)))
+	if free := int64(st.Bfree) * st.Bsize; total+roomToOpen > free {
+		return sandbox.Errorf(sandbox.ErrExhausted, "disk_full", "the copy takes %s and 1MiB to be opened, and the file system of %s has %s: make room there first", units.BytesSize(float64(total)), filepath.Dir(to), units.BytesSize(float64(free)))
 	}
 	for i, in := range files {
 		if err := copyTo(ctx, to+ends[i], in); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,6 +75,13 @@ func (a archive) restore(backup string) (said, aside string) {
 func newArchive(t *testing.T, id string) archive {
 	a := archive{config{StateDir: t.TempDir()}, t}
 	a.change(id, 5, func(db *state.DB) {
+		for i, name := range []sandbox.ID{"sbkeptaaaaaaaa", "sbchangedaaaaa", "sbclosedaaaaaa"} {
+			sb := sandbox.Sandbox{ID: name, Owner: "erin", Spec: sandbox.Spec{Name: string(name)}, CreatedAt: time.Unix(1, 0)}
+			_, _, err := db.CreateSandbox(a.t.Context(), state.CreateParams{Sandbox: sb, Slots: 9, UIDBase: 1 << 20, Status: sandbox.StatusRunning})
+			a.must(err)
+			a.must(db.SetPortToken(t.Context(), name, []byte("first")))
+			a.must(db.PutPort(t.Context(), sandbox.Port{ID: "po" + string(name), Sandbox: name, HostPort: uint16(i)}))
+		}
 		for i, k := range []access.Key{{ID: "kept", Owner: "of-kept"}, {ID: "revoked", Owner: "erin"}, {ID: "third", Owner: "boss", Role: access.RoleAdmin}} {
 			k.Hash[0], k.Hash[1], k.CreatedAt, k.ID = byte(i), id[0], time.Unix(int64(i), 0), id+k.ID
 			a.must(db.InsertKey(t.Context(), k, access.Owner{Name: k.Owner, Role: access.RoleAdmin}))
@@ -91,6 +99,14 @@ func TestRestoreTells(t *testing.T) {
 		a.must(db.RevokeKey(t.Context(), "irevoked", time.Now()))
 		a.must(db.PutOwner(t.Context(), access.Owner{Name: "erin", Role: access.RoleAdmin, Disabled: true}))
 		a.must(db.PutOwner(t.Context(), access.Owner{Name: "boss", Role: access.RoleViewer}))
+		a.must(db.SetPortToken(t.Context(), "sbchangedaaaaa", []byte("second")))
+		a.must(db.SetPortToken(t.Context(), "sbclosedaaaaaa", nil))
+		_, err := db.DeletePort(t.Context(), "posbclosedaaaaaa")
+		a.must(err)
+		for i, w := range []access.Owner{{Role: access.RoleDeveloper, Disabled: true}, {Role: access.RoleViewer}, {Role: access.RoleOperator}, {Role: access.RoleDeveloper}} {
+			w.Name = fmt.Sprint("uid:", 7000+i) // nobody of the old one's
+			a.must(db.PutOwner(t.Context(), w))
+		}
 		a.must(db.InsertKey(t.Context(), access.Key{ID: "late", Owner: "late"}, access.Owner{Name: "late", Role: access.RoleAdmin}))
 	})
 	check := func(when, said string, want []string, not ...string) {
@@ -106,13 +122,17 @@ func TestRestoreTells(t *testing.T) {
 			}
 		}
 	}
-	again := []string{"older than its volume", "sandboxd recover", "key revoke irevoked'", "owner set erin --disable'", "owner set boss --role viewer'"}
+	again := []string{"older than its volume", "sandboxd recover", "key revoke irevoked'", "owner set erin --disable'", "owner set boss --role viewer'", "owner set uid:7000 --disable'", "owner set uid:7001 --role viewer'", "port token sbchangedaaaaa'", "port token sbclosedaaaaaa'", "port rm posbclosedaaaaaa'"}
 	said, newer := a.restore(old)
-	check("an old one", said, again, "kept", "ithird", "late")
+	check("an old one", said, again, "ikept", "sbkeptaaaaaaaa", "ithird", "late", "7002", "7003")
 	said, _ = a.restore(old)
-	check("an old one again", said, again, "kept", "ithird", "late")
+	check("an old one again", said, again, "ikept", "sbkeptaaaaaaaa", "ithird", "late", "7002", "7003")
+	a.Access.SocketRole = access.RoleOperator
+	said, _ = a.restore(old)
+	check("where users of the socket are operators", said, append([]string{"owner set uid:7003 --role developer'"}, again...), "7002")
+	a.Access.SocketRole = ""
 	said, _ = a.restore(newer)
-	check("the newer one", said, []string{"Database and volume agree"}, "Key ", "Owner ", "recover", "newer than it")
+	check("the newer one", said, []string{"Database and volume agree"}, "Key ", "Owner ", "ort ", "recover", "newer than it")
 
 	other := newArchive(t, "j")
 	said, own := a.restore(other.copy())
@@ -126,6 +146,39 @@ func TestRestoreTells(t *testing.T) {
 	a.must(os.WriteFile(filepath.Join(a.StateDir, "sandboxd.db"), []byte("scribbled over"), 0o600))
 	said, _ = a.restore(old)
 	check("in the place of a damaged one", said, append(again, "cannot be compared"))
+}
+
+// TestNextBackupAfterTheClockWasSetBack: a backup of the future does not keep the next
+// ones from being made.
+func TestNextBackupAfterTheClockWasSetBack(t *testing.T) {
+	a := archive{config{StateDir: t.TempDir()}, t}
+	a.Backup.Every = duration(time.Hour)
+	a.must(os.Mkdir(a.backupDir(), 0o700))
+	path := filepath.Join(a.backupDir(), "sandboxd-20991231T000000Z"+backupEnd)
+	a.must(os.WriteFile(path, nil, 0o600))
+	for at, due := range map[time.Duration]bool{-2 * time.Hour: true, -time.Minute: false, 100 * time.Hour: true} {
+		when := time.Now().Add(at)
+		a.must(os.Chtimes(path, when, when))
+		if wait, err := a.nextBackup("sandboxd"); err != nil || (wait <= 0) != due {
+			t.Errorf("with one of %s: %s, %v", at, wait, err)
+		}
+	}
+}
+
+// TestBackupsOfTheFutureGoFirst: one that is just made stays, whatever a clock that went
+// ahead has called those before it.
+func TestBackupsOfTheFutureGoFirst(t *testing.T) {
+	a := newArchive(t, "i")
+	a.Backup.Keep = 2
+	a.must(os.Mkdir(a.backupDir(), 0o700))
+	for _, year := range []string{"2001", "2098", "2099"} {
+		a.must(os.WriteFile(filepath.Join(a.backupDir(), "sandboxd-"+year+"0101T000000Z"+backupEnd), nil, 0o600))
+	}
+	a.change("i", 9, func(db *state.DB) { a.must(a.backUp(t.Context(), "sandboxd", db)) })
+	all, err := a.backupsOf("sandboxd")
+	if err != nil || len(all) != 2 || !strings.Contains(all[0], "-2001") || strings.Contains(all[1], "-209") {
+		t.Errorf("left: %q, %v", all, err)
+	}
 }
 
 // TestRestoreOfProduction: what was set aside of the production world goes back there.
@@ -164,7 +217,7 @@ func TestRestoreRefuses(t *testing.T) {
 	good := a.copy()
 	for path, code := range map[string]string{
 		pipe: "not_a_backup", "/dev/null": "not_a_backup", dir: "not_a_backup", put("empty", "", 0): "not_a_backup", put("text", "root:x:0:0", 1<<20): "not_a_backup",
-		put("large", "SQLite format 3\x00", int64(st.Bavail)*st.Bsize+1<<30): "disk_full", good: "internal",
+		put("large", "SQLite format 3\x00", int64(st.Bfree)*st.Bsize+1<<30): "disk_full", good: "internal",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		if path == good {

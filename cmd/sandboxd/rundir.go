@@ -33,9 +33,10 @@ func keepWhole(log *slog.Logger, what string, restore func() (made bool, err err
 			case err != nil && now != said:
 				log.Error("make again what somebody removed: tried every second", "what", what, "err", err)
 				said = now
-			case err == nil && made:
-				log.Warn("made again what somebody removed", "what", what)
-				said = ""
+			case err == nil:
+				if said = ""; made {
+					log.Warn("made again what somebody removed", "what", what)
+				}
 			}
 			select {
 			case <-ctx.Done():
@@ -98,6 +99,9 @@ func (s *lastingSocket) restore() (made bool, err error) {
 			return made, err
 		}
 		s.locks, made = append(s.locks, f), true
+	}
+	if err := checkUnix(s.c.socketPath()); err != nil {
+		return made, err
 	}
 	if !gone(s.c.socketPath()) {
 		return made, nil

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -369,11 +370,21 @@ func listen(c config, log *slog.Logger) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old socket: %w", err)
 	}
-	old := unix.Umask(0o177)
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	unix.Umask(old)
+	// The mode before the name (unix(7)): by umask(2), files that others make
+	// meanwhile, as the /dev of a shell, would get it, too.
+	var own net.ListenConfig
+	own.Control = func(_, _ string, c syscall.RawConn) error {
+		var merr error
+		err := c.Control(func(fd uintptr) { merr = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, merr)
+	}
+	l, err := own.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	ln, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, fmt.Errorf("listen on %s: it is a %T", path, l)
 	}
 	ln.SetUnlinkOnClose(false) // the path may be another's by then
 	g, err := user.LookupGroup(c.SocketGroup)

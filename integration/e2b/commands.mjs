@@ -123,10 +123,10 @@ test('sudo without a password', async () => {
   await assert.rejects(box.commands.run('sudo id', { user: 'nobody', cwd: '/' }), (e) => /not in the group sudo/.test(e.stderr))
   assert.match((await box.commands.run('sudo grep NoNewPrivs: /proc/self/status')).stdout, /1\n/)
   // It ends with whoever asked.
-  const h = await box.commands.run('sudo sh -c "echo $$; exec -a sudo-child sleep 100"', { background: true })
-  await until('it runs', async () => (await box.commands.run('pgrep -f [s]udo-child || true')).stdout.trim())
+  const h = await box.commands.run('sudo bash -c "exec -a sudo-child sleep 100"', { background: true })
+  await until('it runs', async () => (await box.commands.run('pgrep -f ^sudo-child || true')).stdout.trim())
   await h.kill()
-  await until('it is dead', async () => !(await box.commands.run('pgrep -f [s]udo-child || true')).stdout.trim())
+  await until('it is dead', async () => !(await box.commands.run('pgrep -f ^sudo-child || true')).stdout.trim())
 })
 
 test('a sandbox that is killed breaks its streams', async () => {

@@ -184,19 +184,19 @@ test('what becomes of it at its timeout', async () => {
     await box.connect({ timeoutMs: 60_000 })
     assert.equal((await box.commands.run('echo up')).stdout, 'up\n')
   })
-  await using({ timeoutMs: 1500, lifecycle: { onTimeout: { action: 'pause', keepMemory: false } } }, async (box) => {
+  await using({ timeoutMs: 10_000, lifecycle: { onTimeout: { action: 'pause', keepMemory: false } } }, async (box) => {
     await box.files.write('f', 'x')
-    await until('it rests', async () => (await box.getInfo()).state === 'paused')
+    await until('it rests', async () => (await box.getInfo()).state === 'paused', 60_000)
     await box.connect({ timeoutMs: 60_000 })
     assert.equal(await box.files.read('f'), 'x')
   })
-  await using({ timeoutMs: 2000, lifecycle: { onTimeout: 'pause', autoResume: true } }, async (box) => {
+  await using({ timeoutMs: 10_000, lifecycle: { onTimeout: 'pause', autoResume: true } }, async (box) => {
     assert.deepEqual((await box.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: true })
     await box.commands.run('python3 -m http.server 8000', { background: true, timeoutMs: 0, cwd: '/etc' })
-    await until('it is paused', async () => (await box.getInfo()).state === 'paused')
+    await until('it is paused', async () => (await box.getInfo()).state === 'paused', 60_000)
     assert.equal(await box.isRunning(), false) // to ask is not to use
     assert.equal((await box.commands.run('echo woken')).stdout, 'woken\n')
-    await until('it is paused again', async () => (await box.getInfo()).state === 'paused')
+    await until('it is paused again', async () => (await box.getInfo()).state === 'paused', 60_000)
     const r = await until('its server', async () => {
       const r = await fetch(`${url}/hostname`, { headers: { 'E2b-Sandbox-Id': box.sandboxId, 'E2b-Sandbox-Port': '8000' } })
       return r.status === 200 && r

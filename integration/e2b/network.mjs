@@ -5,7 +5,7 @@ import assert from 'node:assert/strict'
 import { ALL_TRAFFIC, Sandbox } from 'e2b'
 
 async function reaches(box, host) {
-  const r = await box.commands.run(`timeout 2 bash -c 'exec 3<>/dev/tcp/${host}/443' 2>/dev/null && echo yes || echo no`)
+  const r = await box.commands.run(`timeout 10 bash -c 'exec 3<>/dev/tcp/${host}/443' 2>/dev/null && echo yes || echo no`)
   return r.stdout.trim() === 'yes'
 }
 

@@ -23,7 +23,7 @@ test('a snapshot is a template', async () => {
     await box.files.write('/home/user/state', 'three')
 
     for (const [template, want] of [[one.snapshotId, 'one'], [two.snapshotId, 'two'], [name, 'two']]) {
-      const copy = await Sandbox.create(template, { timeoutMs: 60_000 })
+      const copy = await Sandbox.create(template, { timeoutMs: 300_000 })
       made.push(copy)
       assert.equal(await copy.files.read('/home/user/state'), want)
       assert.equal((await copy.getInfo()).templateId, template)
@@ -39,7 +39,7 @@ test('a snapshot is a template', async () => {
     // A name that is taken again means the newer one.
     await box.files.write('/home/user/state', 'four')
     const four = await box.createSnapshot({ name })
-    const copy = await Sandbox.create(name, { timeoutMs: 60_000 })
+    const copy = await Sandbox.create(name, { timeoutMs: 300_000 })
     made.push(copy)
     assert.equal(await copy.files.read('/home/user/state'), 'four')
 

@@ -476,7 +476,7 @@ func (w *watched) watch(t *testing.T) func() map[string]told {
 		if len(all) < starts {
 			return false
 		}
-		<-time.After(500 * time.Millisecond) // followers have begun to follow
+		<-time.After(2 * time.Second) // followers have begun to follow
 		return err == nil
 	})
 	return func() map[string]told {
@@ -546,7 +546,7 @@ func TestProcessesOfPaused(t *testing.T) {
 // before.
 func TestEndOfIdle(t *testing.T) {
 	d := harness.Install(t, "")
-	sb := d.New(t, sandbox.Spec{IdleTimeoutSeconds: 3})
+	sb := d.New(t, sandbox.Spec{IdleTimeoutSeconds: 15})
 	w := &watched{d: d, sb: sb, argv: []string{"true"}, first: "p1"}
 	all := []string{"exec", "exec -i", "exec -t", "attach", "handle", "cli exec", "cli -t", "cli attach"}
 	for _, name := range all {

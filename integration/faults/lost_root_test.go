@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/integration/harness"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -89,7 +91,8 @@ func TestLostWhileRunning(t *testing.T) {
 			case "all sockets":
 				err = errors.Join(os.Remove(socket), os.RemoveAll(filepath.Join(run, "init")))
 			case "the run directory":
-				err = os.RemoveAll(run)
+				for err = os.RemoveAll(run); errors.Is(err, unix.ENOTEMPTY); err = os.RemoveAll(run) { // the daemon is quick
+				}
 			case "the run directory, renamed":
 				err = os.Rename(run, run+"-lost")
 			}

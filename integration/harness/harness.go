@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -259,7 +260,27 @@ func (d *Daemon) Uninstall() {
 	if err := os.RemoveAll(d.Dir); err != nil {
 		d.t.Logf("remove %s: %v", d.Dir, err)
 	}
-	_ = os.Remove(CgroupRoot() + d.Parent)
+	d.removeCgroups()
+}
+
+// removeCgroups removes the daemon's own cgroups, in which nothing is left.
+func (d *Daemon) removeCgroups() {
+	top := CgroupRoot() + d.Parent
+	var all []string
+	_ = filepath.WalkDir(top, func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			all = append(all, path)
+		}
+		return nil
+	})
+	for _, dir := range slices.Backward(all) {
+		if dir != top && dir != filepath.Join(top, "production") {
+			procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			d.t.Errorf("left after the end of every sandbox: %s with processes %q", dir, procs)
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+		}
+		_ = os.Remove(dir)
+	}
 }
 
 // Quiet leaves out what every best-effort daemon says.

@@ -7,13 +7,13 @@
 #   SANDBOXD_TEST_PROMISES  for internal/testenv
 #   RUN                     only the tests that match
 #   KEEP                    if set, use a running VM and leave it running
-#   LANE_TIMEOUT            for one package's tests; 25m
+#   LANE_TIMEOUT            minutes for one package's tests; 25
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 vm=integration/vm/vm.sh
 tree=.cache/vm
-timeout=${LANE_TIMEOUT:-25m}
+minutes=${LANE_TIMEOUT:-25}
 # The VM is for what depends on limits, quotas, XFS and an older kernel's rules.
 # These ask nothing of the kernel that the root lane does not see, and take
 # minutes when emulated. A run that names tests, or a long one, has them too.
@@ -80,10 +80,14 @@ if [[ " $* " == *" ./integration "* && TestPackage =~ ${RUN:-.} && -z $skip ]]; 
   for version in 1.0.0 1.0.1; do scripts/deb.sh .cache/bin/nfpm $version "$tree/deb" >&2; done
 fi
 
-[ -z "$booting" ] || wait "$booting"
-booting=
-say "copying the tests"
-"$vm" push "$tree"
+# copy waits for the VM and gives it the tests.
+copy() {
+  [ -z "$booting" ] || wait "$booting"
+  booting=
+  say "copying the tests"
+  "$vm" push "$tree"
+}
+copy
 say "running the tests"
 
 root=/opt/sandboxd
@@ -95,20 +99,39 @@ fail() {
   rc=1
 }
 
+# run runs a package's tests in the VM.
+run() {
+  # test2json reports what ends in error as failed, but what says nothing as
+  # passed: an empty file, for one. The VM's own clock may hang with it.
+  go tool test2json -t -p "$2" timeout $((minutes + 5))m "$vm" ssh env \
+    SANDBOXD_BIN=$root/bin SANDBOXD_TEST_PID1=$root/bin/test-pid1 \
+    SANDBOXD_TEST_PROMISES="${SANDBOXD_TEST_PROMISES:-}" \
+    SANDBOXD_SEED="${SANDBOXD_SEED:-}" SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
+    sh -c "cd $root/src/$1 && exec timeout -k 10 ${minutes}m ./run.test \"\$@\"" sh \
+    -test.v=test2json -test.timeout="${minutes}m" -test.run="${RUN:-}" -test.skip="$skip" < /dev/null > "$tree/events"
+}
+
+# revive boots another VM in place of one that hangs, once; false where it does
+# not hang. Under emulation the whole VM may stand still, whatever runs in it.
+revive() {
+  [ -z "$revived" ] && ! timeout 60 "$vm" ssh true 2> /dev/null || return 1
+  revived=1
+  say "the VM does not answer any more, in the tests of $1; another is booted, which runs them again. The last of them, the console and the processors:"
+  tail -n 5 "$tree/events" >&2
+  timeout 30 "$vm" autopsy >&2 || true
+  "$vm" up >&2
+  copy
+}
+
+revived=
 for package in "$@"; do
   name=$(go list "$package")
   if [ ! -e "$tree/src/$package/run.test" ]; then
     fail "$name" "the test program did not build"
     continue
   fi
-  # test2json reports what ends in error as failed, but what says nothing as
-  # passed: an empty file, for one.
-  go tool test2json -t -p "$name" "$vm" ssh env \
-    SANDBOXD_BIN=$root/bin SANDBOXD_TEST_PID1=$root/bin/test-pid1 \
-    SANDBOXD_TEST_PROMISES="${SANDBOXD_TEST_PROMISES:-}" \
-    SANDBOXD_SEED="${SANDBOXD_SEED:-}" SANDBOXD_SOAK="${SANDBOXD_SOAK:-}" SANDBOXD_SOAK_CYCLES="${SANDBOXD_SOAK_CYCLES:-}" \
-    sh -c "cd $root/src/$package && exec timeout -k 10 $timeout ./run.test \"\$@\"" sh \
-    -test.v=test2json -test.timeout="$timeout" -test.run="${RUN:-}" -test.skip="$skip" < /dev/null | tee "$tree/events" || rc=1
+  run "$package" "$name" || { revive "$package" && run "$package" "$name"; } || rc=1
+  cat "$tree/events"
   grep -q -e '"Output":"PASS\\n"' -e '"Action":"fail"' "$tree/events" ||
     fail "$name" "the test program did not print PASS"
 done

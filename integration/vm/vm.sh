@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# vm.sh up | push DIR | ssh [COMMAND...] | powercut | down
+# vm.sh up | push DIR | ssh [COMMAND...] | powercut | autopsy | down
 #
 #   up        boot a fresh VM (see the Vagrantfile)
 #   push      copy the tree DIR to /opt/sandboxd in the VM, and sync its disk
 #   ssh       run a command in the VM as root, or a shell
 #   powercut  kill the VM's QEMU and boot it again from its disk
+#   autopsy   of a VM that does not answer: what its kernel printed last, and
+#             where its processors are
 #   down      remove the VM and everything up made
 #
 # As root, everything (libvirtd, QEMU, dnsmasq, vagrant, ssh) runs in mount,
@@ -93,7 +95,7 @@ CONF
 inside() {
   ! isolated || [ -n "${SANDBOXD_VM_INSIDE:-}" ] && return
   alive || die "the VM is not up: run $0 up"
-  export SANDBOXD_VM_INSIDE=1 VAGRANT_DOTFILE_PATH=$state/vagrant
+  export SANDBOXD_VM_INSIDE=1 VAGRANT_DOTFILE_PATH=$state/vagrant SANDBOXD_VM_CONSOLE=$state/console
   exec nsenter --target "$(cat "$state/pid")" --mount --net --pid --wd="$checkout" "$self" "$@"
 }
 
@@ -169,6 +171,8 @@ up() {
   {
     vagrant ssh-config --host vm | grep .
     printf '  ControlMaster auto\n  ControlPath %s/ssh\n  ControlPersist 600\n  ConnectTimeout 5\n' "$state"
+    # A VM that says nothing for 5 minutes hangs: ssh ends with status 255.
+    printf '  ServerAliveInterval 30\n  ServerAliveCountMax 10\n'
   } > "$ssh_config"
   wait_ssh
 }
@@ -192,6 +196,12 @@ powercut() {
     quietly vagrant up --no-tty --no-provision
   fi
   wait_ssh
+}
+
+autopsy() {
+  isolated || die "autopsy needs root, and no SANDBOXD_BOX"
+  tail -n 40 "$SANDBOXD_VM_CONSOLE"
+  "${virsh[@]}" qemu-monitor-command --hmp "$("${virsh[@]}" list --name | grep .)" 'info registers -a' | grep -e CPU -e RIP
 }
 
 down() {
@@ -232,9 +242,13 @@ case $verb in
     inside "$@"
     powercut
     ;;
+  autopsy)
+    inside "$@"
+    autopsy
+    ;;
   down) down ;;
   *)
-    sed -n '2,9s/^# \{0,1\}//p' "$self"
+    sed -n '2,11s/^# \{0,1\}//p' "$self"
     exit 2
     ;;
 esac

@@ -36,3 +36,29 @@ func TestNoTestAssertsAnAbsoluteTime(t *testing.T) {
 		}
 	}
 }
+
+// TestFileTimesByTheirOwnClock: whether a file may change again without a new
+// time is asked of linux.FileClock. time.Now goes on while that stands still, as
+// in guests that wait for a processor: a change was then missed.
+func TestFileTimesByTheirOwnClock(t *testing.T) {
+	about, wrong := regexp.MustCompile(`\.Ctim\b|\bcoarseClock\b|\.look\(ctx, `), regexp.MustCompile(`time\.(Now|Since)\(`)
+	n := 0
+	for _, p := range load(t) {
+		for _, f := range p.GoFiles {
+			b, err := os.ReadFile(filepath.Join(p.Dir, f))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !about.Match(b) {
+				continue
+			}
+			n++
+			if m := wrong.Find(b); m != nil {
+				t.Errorf("%s: %s) beside change times of files: use linux.FileClock", filepath.Join(p.short(), f), m)
+			}
+		}
+	}
+	if n < 4 {
+		t.Errorf("%d files about change times were found, want at least 4", n)
+	}
+}

@@ -18,6 +18,7 @@ var openers = map[string][]string{
 	"golang.org/x/sys/unix":              {"Bind", "Listen", "Mkfifo"},
 	"net/http":                           {"Server"},
 	"archive/tar":                        {"NewReader"},
+	module + "internal/tarfile":          {"NewReader"},
 	"archive/zip":                        {"NewReader", "OpenReader"},
 	"compress/gzip":                      {"NewReader"},
 	"compress/bzip2":                     {"NewReader"},
@@ -46,20 +47,21 @@ var trusted = map[string]string{
 // waysIn names, for each package with a way in, the tests that send it hostile
 // input. A new listener, server or decoder needs its line, and its test.
 var waysIn = map[string][]string{
-	"api/e2b":        {"api/e2b.FuzzRequests", "api/e2b.TestMethodsRefuse", "api/e2b.TestFilesRefuse"},
-	"api/server":     {"api/server.TestBadInputs", "api/server.TestHalfARequest", "integration.TestMadeUpRequests"},
-	"build":          {"build.FuzzParse", "build.FuzzTree", "build.TestHostileContexts"},
-	"cmd/sandboxd":   {"cmd/sandboxd.FuzzConfig", "integration.TestMadeUpRequests", "api/server.TestHalfARequest"},
-	"cost":           {"cost.TestBookRefuses"},
-	"gate":           {"gate.FuzzHello", "gate.FuzzAuthority", "integration.TestNetworkFlood"},
-	"image":          {"image.FuzzManifest", "image.TestImportRefuses", "integration.TestHostileRegistry"},
-	"ingress":        {"ingress.FuzzParseHost", "ingress.FuzzLocalOf"},
-	"internal/initd": {"internal/initd.FuzzResolveUser", "internal/initproto.FuzzFramesFromDaemon"},
-	"netns":          {"netns.FuzzParseLogged", "netns.FuzzAttribute"},
-	"resolver":       {"resolver.FuzzMessage", "resolver.FuzzUpstream"},
-	"rootfs":         {"rootfs.FuzzUnpack", "rootfs.FuzzUnpackLayer", "rootfs.FuzzAccount", "rootfs.TestHostileLayers"},
-	"runtime":        {"runtime.TestHostilePID1", "integration/escape.TestImageWithLinkedDevices"},
-	"runtime/guest":  {"runtime/guest.TestHalfAnswers", "internal/initproto.FuzzFramesFromInit"},
+	"api/e2b":          {"api/e2b.FuzzRequests", "api/e2b.TestMethodsRefuse", "api/e2b.TestFilesRefuse"},
+	"api/server":       {"api/server.TestBadInputs", "api/server.TestHalfARequest", "integration.TestMadeUpRequests"},
+	"build":            {"build.FuzzParse", "build.FuzzTree", "build.TestHostileContexts"},
+	"cmd/sandboxd":     {"cmd/sandboxd.FuzzConfig", "integration.TestMadeUpRequests", "api/server.TestHalfARequest"},
+	"cost":             {"cost.TestBookRefuses"},
+	"gate":             {"gate.FuzzHello", "gate.FuzzAuthority", "integration.TestNetworkFlood"},
+	"image":            {"image.FuzzManifest", "image.TestImportRefuses", "integration.TestHostileRegistry"},
+	"ingress":          {"ingress.FuzzParseHost", "ingress.FuzzLocalOf"},
+	"internal/initd":   {"internal/initd.FuzzResolveUser", "internal/initproto.FuzzFramesFromDaemon"},
+	"internal/tarfile": {"internal/tarfile.TestReaderWantsTheEnd", "rootfs.FuzzUnpack"},
+	"netns":            {"netns.FuzzParseLogged", "netns.FuzzAttribute"},
+	"resolver":         {"resolver.FuzzMessage", "resolver.FuzzUpstream"},
+	"rootfs":           {"rootfs.FuzzUnpack", "rootfs.FuzzUnpackLayer", "rootfs.FuzzAccount", "rootfs.TestHostileLayers"},
+	"runtime":          {"runtime.TestHostilePID1", "integration/escape.TestImageWithLinkedDevices"},
+	"runtime/guest":    {"runtime/guest.TestHalfAnswers", "internal/initproto.FuzzFramesFromInit"},
 }
 
 // TestWaysInHaveHostileTests finds every way in that has no test of its own.

@@ -38,7 +38,7 @@ func TestRingsShareABudget(t *testing.T) {
 }
 
 // TestTrimDropsWhatEndedFirst: one that began first and ends last is still
-// there for who waits for its end.
+// there for who waits for its end, and so is the main process.
 func TestTrimDropsWhatEndedFirst(t *testing.T) {
 	tab := newTable()
 	tab.keep = 2
@@ -48,12 +48,12 @@ func TestTrimDropsWhatEndedFirst(t *testing.T) {
 		if id == "p1" {
 			at = began.Add(time.Minute)
 		}
-		p := &process{rec: sandbox.Process{ID: id}, out: newRing(64), exit: &sandbox.ExitStatus{At: at}}
+		p := &process{rec: sandbox.Process{ID: id, Main: id == "p2"}, out: newRing(64), exit: &sandbox.ExitStatus{At: at}}
 		tab.order = append(tab.order, p)
 		tab.all[id] = p
 	}
 	tab.trim()
-	if len(tab.order) != 2 || tab.all["p1"] == nil || tab.all["p4"] == nil {
+	if len(tab.order) != 3 || tab.all["p1"] == nil || tab.all["p2"] == nil || tab.all["p4"] == nil {
 		t.Errorf("kept: %v", tab.all)
 	}
 }

@@ -224,13 +224,18 @@ func readStat(pid int) (ppid, pgrp, sid int, ok bool) {
 	return ppid, pgrp, sid, true
 }
 
-// processState is one letter, T for stopped (proc_pid_stat(5)), or empty where
-// it cannot be told.
-func processState(pid int) string {
-	if f := statFields(pid); len(f) > 0 {
-		return f[0]
+// forkNoExec is PF_FORKNOEXEC of include/linux/sched.h: no execve since the fork.
+const forkNoExec = 0x40
+
+// forkState is the state of a child, one letter, T for stopped (proc_pid_stat(5)), or
+// empty where it cannot be told; and whether it came through an execve since its fork.
+func forkState(pid int) (state string, executed bool) {
+	f := statFields(pid)
+	if len(f) < 7 {
+		return "", false
 	}
-	return ""
+	flags, err := strconv.ParseUint(f[6], 10, 64)
+	return f[0], err == nil && flags&forkNoExec == 0
 }
 
 // statFields are those after the command name, which may hold anything but ends

@@ -107,7 +107,7 @@ func fileError(what, name string, err error) error {
 		{unix.EPERM, sandbox.ErrForbidden, "permission_denied", "do it as a user who may, as root"},
 		{unix.EROFS, sandbox.ErrForbidden, "read_only", "choose a path that is not read-only"},
 		{unix.EEXIST, sandbox.ErrConflict, "file_exists", "remove it first, or choose another name"},
-		{unix.ENOTEMPTY, sandbox.ErrConflict, "directory_not_empty", "remove it recursively, or empty it first"},
+		{unix.ENOTEMPTY, sandbox.ErrConflict, "directory_not_empty", "remove it recursively, or empty it first; again, where somebody fills it meanwhile"},
 		{unix.EBUSY, sandbox.ErrConflict, "file_busy", "it is the root or something is mounted on it: choose another"},
 		{unix.EXDEV, sandbox.ErrConflict, "crosses_mounts", "copy and remove in place of a move; what is mounted is removed by no reset"},
 		{unix.ENOTDIR, sandbox.ErrInvalid, "not_a_directory", "check the path: a part of it is a file"},

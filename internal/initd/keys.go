@@ -112,10 +112,8 @@ func (t *table) closeKeys() []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.keysClosed = true
-	for _, id := range t.keyOrder {
-		for k, known := t.keys[id]; known && k.number == 0; k, known = t.keys[id] {
-			t.changed.Wait()
-		}
+	for slices.ContainsFunc(t.keyOrder, func(id keyID) bool { return t.keys[id].number == 0 }) {
+		t.changed.Wait()
 	}
 	var b []byte
 	for _, id := range t.keyOrder {

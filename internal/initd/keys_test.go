@@ -2,9 +2,12 @@ package initd
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -63,5 +66,34 @@ func TestKeysOutliveTheirProcesses(t *testing.T) {
 	torn.restoreKeys(kept[:initproto.KeyEntrySize+5])
 	if len(torn.keys) != 1 {
 		t.Errorf("%d keys of a torn table", len(torn.keys))
+	}
+}
+
+// TestKeysAreClosedWhenAllHaveSettled: a start that fails meanwhile hides none of the
+// others.
+func TestKeysAreClosedWhenAllHaveSettled(t *testing.T) {
+	tab := newTable()
+	ids := []keyID{{1}, {2}, {3}}
+	for _, id := range ids {
+		if p, err := tab.claim(id, make([]byte, initproto.KeyHashSize)); p != nil || err != nil {
+			t.Fatal(p, err)
+		}
+	}
+	closed := make(chan []byte, 1)
+	go func() { closed <- tab.closeKeys() }()
+	testenv.Eventually(t, 10*time.Second, "the keys are being closed", func() bool {
+		tab.mu.Lock()
+		defer tab.mu.Unlock()
+		return tab.keysClosed
+	})
+	tab.settle(ids[0], nil)
+	for i, id := range []keyID{ids[2], ids[1]} {
+		<-time.After(20 * time.Millisecond) // it looks
+		tab.settle(id, &process{rec: sandbox.Process{ID: sandbox.ProcessID(fmt.Sprint("p", i+1))}})
+	}
+	next := newTable()
+	next.restoreKeys(<-closed)
+	if len(next.keys) != 2 {
+		t.Errorf("kept %d keys of 2 that started something", len(next.keys))
 	}
 }

@@ -323,7 +323,8 @@ func (t *table) ringSize(asked int) int {
 }
 
 // trim drops, beyond the bounds on their number and bytes, the processes that
-// ended first. One that still has a reader or members in its cgroup stays.
+// ended first. One that still has a reader or members in its cgroup stays, and the
+// main process, whose end ends the sandbox, for who missed the event of that.
 func (t *table) trim() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -337,7 +338,7 @@ func (t *table) trim() {
 	bytes := int64(0)
 	for i, p := range ended {
 		bytes += p.out.kept()
-		if (i >= t.keep || i > 0 && bytes > maxEndedBytes) && p.readers.Load() == 0 && p.group == nil {
+		if (i >= t.keep || i > 0 && bytes > maxEndedBytes) && p.readers.Load() == 0 && p.group == nil && !p.rec.Main {
 			t.dropLocked(p)
 		}
 	}

@@ -63,6 +63,7 @@ type archiver struct {
 	w     *tar.Writer
 	names names
 	links map[inode]string // first name of files that have several
+	top   *tar.Header      // the tree's own entry
 	left  []string         // names of the first few that are not in the archive
 	count int              // of all those
 }
@@ -85,6 +86,9 @@ func (a *archiver) add(fd int, name string, depth int) error {
 			return sandbox.Errorf(sandbox.ErrTooLarge, "tree_too_deep", "directory %.100q is more than %d levels deep", name, maxTarDepth)
 		}
 		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+		if depth == 0 {
+			a.top = h
+		}
 		if err := a.w.WriteHeader(h); err != nil {
 			return err
 		}
@@ -121,14 +125,16 @@ func (a *archiver) leave(name string) {
 	}
 }
 
-// tellLeft ends the archive with what was left out, as a comment, which unpackers
-// pass over (pax(1), "comment").
+// tellLeft ends the archive with what was left out, as a comment (pax(1)) of its
+// top, which is there a second time: some readers (Python's tarfile) refuse an
+// archive that ends with a header which is no entry's.
 func (a *archiver) tellLeft() error {
 	if a.count == 0 {
 		return nil
 	}
-	text := fmt.Sprintf("left out %d sockets, devices and mounts: %.200q", a.count, a.left)
-	return a.w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "comment", PAXRecords: map[string]string{"comment": text}})
+	h := *a.top
+	h.PAXRecords = map[string]string{"comment": fmt.Sprintf("left out %d sockets, devices and mounts: %.200q", a.count, a.left)}
+	return a.w.WriteHeader(&h)
 }
 
 func (a *archiver) addEntries(fd int, name string, depth int) error {
@@ -204,17 +210,12 @@ func (j *fileJob) tarIn() error {
 		if err := j.c.reply(struct{}{}); err != nil {
 			return err
 		}
-		in := &upload{c: j.c}
 		u := &unpacker{root: fd, owner: j.acc.uid == 0}
-		r := tar.NewReader(in)
+		r := tarfile.NewReader(&upload{c: j.c})
 		h, err := nextHeader(r)
 		if err == nil {
 			err = u.unpack(h, r)
 		}
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(io.Discard, in) // padding after the archive's end
 		return err
 	})
 	if err != nil {
@@ -245,8 +246,7 @@ func (j *fileJob) reset() error {
 		if err := j.c.reply(struct{}{}); err != nil {
 			return err
 		}
-		in := &upload{c: j.c}
-		r := tar.NewReader(in)
+		r := tarfile.NewReader(&upload{c: j.c})
 		h, err := nextHeader(r)
 		if err == nil && !missing {
 			err = removeTree(dir, base, j.c.stopped)
@@ -257,10 +257,6 @@ func (j *fileJob) reset() error {
 		if err == nil && h != nil {
 			err = (&unpacker{root: dir, owner: j.acc.uid == 0, also: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}).unpack(h, r)
 		}
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(io.Discard, in)
 		return err
 	})
 	if err != nil {
@@ -285,11 +281,14 @@ type dirTimes struct {
 }
 
 // unpack begins with h, the first header, which is nil in an empty archive.
-func (u *unpacker) unpack(h *tar.Header, r *tar.Reader) (err error) {
+func (u *unpacker) unpack(h *tar.Header, r *tarfile.Reader) (err error) {
 	for ; h != nil; h, err = nextHeader(r) {
 		if err := u.entry(h, r); err != nil {
 			if errors.Is(err, unix.EXDEV) {
 				return sandbox.Errorf(sandbox.ErrInvalid, "archive_escapes", "archive entry %.200q leads out of the directory: %w", h.Name, err)
+			}
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "the archive ends in entry %.200q: it was cut short; send it again", h.Name)
 			}
 			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
@@ -301,7 +300,7 @@ func (u *unpacker) unpack(h *tar.Header, r *tar.Reader) (err error) {
 }
 
 // nextHeader returns none at the end.
-func nextHeader(r *tar.Reader) (*tar.Header, error) {
+func nextHeader(r *tarfile.Reader) (*tar.Header, error) {
 	h, err := r.Next()
 	if isEOF(err) {
 		return nil, nil
@@ -317,8 +316,11 @@ func relative(name string) string { return strings.TrimPrefix(path.Clean("/"+nam
 
 func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 	name := relative(h.Name)
-	if name == "" || h.Typeflag == tar.TypeXGlobalHeader {
+	switch {
+	case h.Typeflag == tar.TypeXGlobalHeader || name == "" && h.Typeflag == tar.TypeDir:
 		return nil
+	case name == "":
+		return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "archive entry %.200q is the directory that is unpacked into, and no directory", h.Name)
 	}
 	if len(name) > maxPath || strings.ContainsRune(name, 0) {
 		return unix.ENAMETOOLONG
@@ -329,28 +331,13 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 	}
 	defer unix.Close(dir)
 	base := path.Base(name)
-	if h.Typeflag == tar.TypeDir {
-		return u.directory(dir, base, name, h)
-	}
-	if h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeRegA { //nolint:staticcheck // old archives have it
-		return u.regular(dir, base, h, r)
-	}
-	if err := unix.Unlinkat(dir, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
 	switch h.Typeflag {
-	case tar.TypeSymlink:
-		if err := unix.Symlinkat(h.Linkname, dir, base); err != nil {
-			return err
-		}
-		return u.finish(dir, base, h)
-	case tar.TypeLink:
-		return u.hardLink(dir, base, h)
-	case tar.TypeFifo:
-		if err := unix.Mkfifoat(dir, base, uint32(h.Mode)&0o777); err != nil {
-			return err
-		}
-		return u.finish(dir, base, h)
+	case tar.TypeDir:
+		return u.directory(dir, base, name, h)
+	case tar.TypeReg, tar.TypeRegA: //nolint:staticcheck // old archives have it
+		return u.regular(dir, base, h, r)
+	case tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
+		return u.special(dir, base, h)
 	}
 	return sandbox.Errorf(sandbox.ErrInvalid, "bad_archive", "archive entry %.200q of type %q cannot be unpacked in a sandbox", h.Name, h.Typeflag)
 }
@@ -433,42 +420,67 @@ func (u *unpacker) regular(dir int, base string, h *tar.Header, r io.Reader) (er
 	return unix.Renameat(dir, name, dir, base)
 }
 
-func (u *unpacker) hardLink(dir int, base string, h *tar.Header) error {
+// special makes a link or FIFO. What is in its place stays until it is there.
+func (u *unpacker) special(dir int, base string, h *tar.Header) error {
+	name := base
+	err := u.make(dir, name, h)
+	if errors.Is(err, unix.EEXIST) {
+		name = tempName()
+		err = u.make(dir, name, h)
+	}
+	if err != nil {
+		return err
+	}
+	if u.owner && h.Typeflag != tar.TypeLink {
+		err = unix.Fchownat(dir, name, ownerID(h.Uid), ownerID(h.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil && h.Typeflag != tar.TypeLink {
+		err = setTime(dir, name, h.ModTime)
+	}
+	if err == nil && name != base {
+		err = unix.Renameat(dir, name, dir, base)
+	}
+	if err != nil || name != base {
+		_ = unix.Unlinkat(dir, name, 0) // left where it failed, and of two names of one file (rename(2))
+	}
+	return err
+}
+
+func (u *unpacker) make(dir int, name string, h *tar.Header) error {
+	switch h.Typeflag {
+	case tar.TypeSymlink:
+		return unix.Symlinkat(h.Linkname, dir, name)
+	case tar.TypeFifo:
+		return unix.Mkfifoat(dir, name, uint32(h.Mode)&0o777)
+	}
 	target := relative(h.Linkname)
 	from, err := entry(u.root, path.Dir(target), unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(from)
-	return unix.Linkat(from, path.Base(target), dir, base, 0)
-}
-
-// finish gives a link or FIFO its owner and time.
-func (u *unpacker) finish(dir int, base string, h *tar.Header) error {
-	if u.owner {
-		if err := unix.Fchownat(dir, base, ownerID(h.Uid), ownerID(h.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return err
-		}
-	}
-	return setTime(dir, base, h.ModTime)
+	return unix.Linkat(from, path.Base(target), dir, name, 0)
 }
 
 func setTime(dir int, base string, at time.Time) error {
-	ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(at.UnixNano())}
-	return unix.UtimesNanoAt(dir, base, ts, unix.AT_SYMLINK_NOFOLLOW)
+	return unix.UtimesNanoAt(dir, base, modified(at), unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// modified is for utimensat(2). UnixNano would end in 2262.
+func modified(at time.Time) []unix.Timespec {
+	return []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Sec: at.Unix(), Nsec: int64(at.Nanosecond())}}
 }
 
 // finishDirs sets modes and times of directories last: files made in them
 // would change the times, and a mode without write keep files out.
 func (u *unpacker) finishDirs() error {
-	for _, d := range slices.Backward(u.dirs) {
-
+	slices.SortStableFunc(u.dirs, func(a, b dirTimes) int { return len(b.name) - len(a.name) }) // deepest first
+	for _, d := range u.dirs {
 		fd, err := entry(u.root, d.name, unix.O_PATH|unix.O_DIRECTORY, 0, u.also)
 		if err != nil {
 			return err
 		}
-		ts := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(d.at.UnixNano())}
-		err = errors.Join(setFileTimes(fd, ts), chmodFile(fd, d.mode))
+		err = errors.Join(setFileTimes(fd, modified(d.at)), chmodFile(fd, d.mode))
 		_ = unix.Close(fd)
 		if err != nil {
 			return err

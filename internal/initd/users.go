@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -57,8 +58,8 @@ func stampOf(path string) (fileStamp, bool) {
 	if err != nil {
 		return fileStamp{}, errors.Is(err, unix.ENOENT)
 	}
-	age := time.Since(time.Unix(st.Ctim.Unix()))
-	return fileStamp{uint64(st.Dev), st.Ino, st.Size, st.Ctim}, age > settleTime
+	now, err := linux.FileClock()
+	return fileStamp{uint64(st.Dev), st.Ino, st.Size, st.Ctim}, err == nil && now.Sub(time.Unix(st.Ctim.Unix())) > settleTime
 }
 
 // lookup resolves a name, a uid or uid:gid by the present root's /etc/passwd

@@ -168,12 +168,14 @@ func (w *worker) fork(j forkJob) (int, error) {
 		case <-time.After(forkLook):
 		}
 		j.under.Look(func(pid int) error {
-			switch processState(pid) {
-			case "S":
+			state, executed := forkState(pid)
+			switch {
+			case executed: // what it does now is its own: this thread is about to tell
+			case state == "S":
 				if asleep++; asleep > maxAsleep {
 					return errStalled
 				}
-			case "T", "t", "":
+			case state == "T", state == "t", state == "":
 				if stopped++; stopped > maxStopped {
 					return linux.ErrEndedEarly
 				}

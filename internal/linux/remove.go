@@ -28,7 +28,7 @@ func RemoveTree(parent int, name string, stopped func() error) error {
 		return &os.PathError{Op: "unlinkat", Path: name, Err: err}
 	}
 	top, err := openDir(parent, name, err)
-	if err != nil {
+	if top == nil {
 		return err
 	}
 	defer top.Close()
@@ -90,7 +90,7 @@ func (r *remover) remove(dir *os.File, name string, depth int) error {
 		return r.moveUp(dir, name)
 	}
 	sub, err := openDir(int(dir.Fd()), name, err)
-	if err != nil {
+	if sub == nil {
 		return err
 	}
 	err = r.empty(sub, depth+1)
@@ -111,6 +111,9 @@ func (r *remover) moveUp(dir *os.File, name string) error {
 		if errors.Is(err, unix.EEXIST) {
 			continue
 		}
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
 		if err != nil {
 			return &os.PathError{Op: "rename", Path: name, Err: err}
 		}
@@ -120,12 +123,21 @@ func (r *remover) moveUp(dir *os.File, name string) error {
 }
 
 // openDir opens a directory that unlink left with an error, which stands where
-// it is none: EPERM has other reasons, too.
+// it is none: EPERM has other reasons, too. It returns neither where the name is gone since.
 func openDir(parent int, name string, unlink error) (*os.File, error) {
-	fd, err := OpenBeneath(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0,
-		unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_XDEV)
+	fd, err := -1, error(nil)
+	for range 4 { // EXDEV is also what openat2(2) says of one that is moved away meanwhile
+		fd, err = OpenBeneath(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0,
+			unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_XDEV)
+		if !errors.Is(err, unix.EXDEV) {
+			break
+		}
+	}
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		err = unlink
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // deepTree makes one directory inside another, n deep, and returns how deep
@@ -79,5 +82,51 @@ func TestRemoveTree(t *testing.T) {
 	}
 	if names, err := os.ReadDir(base); err != nil || len(names) != 1 || names[0].Name() != "keep" {
 		t.Errorf("left: %v, %v", names, err)
+	}
+}
+
+// TestRemoveTreeMeetsMoves: what is moved away while a tree is removed is gone
+// from it, and no error.
+func TestRemoveTreeMeetsMoves(t *testing.T) {
+	base := t.TempDir()
+	parent, err := os.Open(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer parent.Close()
+	hold, tree := filepath.Join(base, "hold"), filepath.Join(base, "tree")
+	if err := os.MkdirAll(filepath.Join(hold, "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var n atomic.Int64
+	stop, moved := make(chan bool), make(chan bool)
+	go func() {
+		defer close(moved)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_ = os.Mkdir(hold, 0o755) // it was removed in the tree
+			if os.Rename(hold, filepath.Join(tree, "0")) == nil {
+				n.Add(1)
+				_ = os.Rename(filepath.Join(tree, "0"), hold) // it may be gone
+			}
+		}
+	}()
+	for i := 0; i < 500 || n.Load() == 0 && i < 200_000; i++ {
+		if err := os.MkdirAll(filepath.Join(tree, "b"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// Not empty: it came back.
+		if err := RemoveTree(int(parent.Fd()), "tree", func() error { return nil }); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	<-moved
+	if n.Load() == 0 {
+		t.Error("nothing was moved")
 	}
 }

@@ -1,9 +1,13 @@
 package linux
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,4 +99,27 @@ func SetThreadEUID(uid uint32) error {
 		return fmt.Errorf("setresuid(-1, %d, -1): %w", uid, errno)
 	}
 	return nil
+}
+
+// WaitsOf tells, for a person, what the threads of a process and its children wait
+// for: of each its state, the kernel's function and the number of the system call
+// (proc_pid_stat(5), proc_pid_wchan(5), proc_pid_syscall(5)).
+func WaitsOf(pid int) (all []string) {
+	waits := func(what, dir string) {
+		stat, _ := os.ReadFile(dir + "/stat") // what is gone is told as nothing
+		wchan, _ := os.ReadFile(dir + "/wchan")
+		call, _ := os.ReadFile(dir + "/syscall")
+		state, _, _ := strings.Cut(strings.TrimSpace(string(stat[bytes.LastIndexByte(stat, ')')+1:])), " ")
+		number, _, _ := strings.Cut(strings.TrimSpace(string(call)), " ")
+		all = append(all, fmt.Sprintf("%s %s %s %s %s", what, filepath.Base(dir), state, wchan, number))
+	}
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, task := range tasks {
+		waits("thread", task)
+		children, _ := os.ReadFile(task + "/children")
+		for _, child := range strings.Fields(string(children)) {
+			waits("child", "/proc/"+child)
+		}
+	}
+	return all
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -198,7 +199,7 @@ func file(name, body string) *tar.Header {
 
 func TestTarRoundTrip(t *testing.T) {
 	b, _ := newRooted(t)
-	b.sh("mkdir -p /tmp/t/sub && echo hello > /tmp/t/sub/f && chmod 751 /tmp/t/sub/f && ln /tmp/t/sub/f /tmp/t/hard && ln -s sub/f /tmp/t/soft && mkfifo /tmp/t/pipe && touch -d @1000000000 /tmp/t/sub/f /tmp/t/sub && chown 1000:44 /tmp/t/sub/f && chmod 500 /tmp/t/sub")
+	b.sh("mkdir -p /tmp/t/sub && echo hello > /tmp/t/sub/f && chmod 751 /tmp/t/sub/f && ln /tmp/t/sub/f /tmp/t/hard && ln -s sub/f /tmp/t/soft && mkfifo /tmp/t/pipe && touch -d @1000000000 /tmp/t/sub/f && touch -d @10413792000 /tmp/t/sub && chown 1000:44 /tmp/t/sub/f && chmod 500 /tmp/t/sub")
 	r, err := b.TarOut(ctx(t), "", "/tmp/t")
 	if err != nil {
 		t.Fatal(err)
@@ -354,7 +355,8 @@ func TestTarTellsWhatItLacks(t *testing.T) {
 		t.Errorf("the content of a file: %v", err)
 	}
 	b.sh("mkfifo /tmp/t/fifo; perl -MSocket -e 'socket(S,AF_UNIX,SOCK_STREAM,0); bind(S,sockaddr_un(\"/tmp/t/sock\"))' || exit 1")
-	if all, err := entries("/tmp/t"); err != nil || !strings.Contains(all["comment"], `left out 1 sockets`) || !strings.Contains(all["comment"], `"t/sock"`) {
+	// Said of an entry: a header of none at the end breaks other readers.
+	if all, err := entries("/tmp/t"); err != nil || !strings.Contains(all["t/"], `left out 1 sockets`) || !strings.Contains(all["t/"], `"t/sock"`) || all["comment"] != "" {
 		t.Errorf("a tree with a socket: %v, %v", all, err)
 	}
 	for _, shrink := range []bool{true, false} {
@@ -386,6 +388,11 @@ func TestCutTarKeepsTheOldFile(t *testing.T) {
 	if err := b.TarIn(ctx(t), "", "/tmp/in", bytes.NewReader(archive[:515])); err == nil {
 		t.Error("half an archive passed for a whole one")
 	}
+	for what, cut := range map[string][]byte{"nothing": nil, "a header": archive[:512], "entries without an end": archive[:1024], "one of two": slices.Concat(archive, archive)} {
+		if err := b.TarIn(ctx(t), "", "/tmp/cut", bytes.NewReader(cut)); sandbox.CodeOf(err) != "bad_archive" {
+			t.Errorf("%s passed for a whole archive: %v", what, err)
+		}
+	}
 	cut := io.MultiReader(bytes.NewReader(archive[:515]), iotest.ErrReader(io.ErrUnexpectedEOF)) // as a request's body that breaks off
 	if err := b.TarIn(ctx(t), "", "/tmp/in", cut); sandbox.CodeOf(err) != "upload_broken" {
 		t.Errorf("a broken upload: %v", err)
@@ -398,5 +405,57 @@ func TestCutTarKeepsTheOldFile(t *testing.T) {
 	}
 	if got := b.sh("cat /tmp/in/f; ls -A /tmp/in"); got != "new onef" {
 		t.Errorf("control: %q", got)
+	}
+}
+
+// TestDirectoriesAfterWhatIsInThem: an archive may name a directory again, or only,
+// after what is in it, and keep its unpacker out of it.
+func TestDirectoriesAfterWhatIsInThem(t *testing.T) {
+	b, _ := newRooted(t)
+	dir := func(name string, mode int64) *tar.Header {
+		return &tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: mode}
+	}
+	if err := b.TarIn(ctx(t), "alice", "/home/alice/in", archiveOf(t, dir("d/", 0o755), dir("d/sub/", 0o711), dir("d/", 0o600))); err != nil {
+		t.Error(err)
+	}
+	if got := b.sh("stat -c %a /home/alice/in/d /home/alice/in/d/sub"); got != "600\n711" {
+		t.Errorf("modes %q", got)
+	}
+}
+
+// TestRefusedEntriesKeepTheOldFile: what cannot be unpacked leaves what is in its
+// place, also a file that is said to be a link to itself, as GNU tar does where it
+// is named twice. The controls replace it.
+func TestRefusedEntriesKeepTheOldFile(t *testing.T) {
+	b, _ := newRooted(t)
+	entry := func(kind byte, to string) *tar.Header {
+		return &tar.Header{Name: "f", Typeflag: kind, Linkname: to, Mode: 0o644}
+	}
+	for name, tc := range map[string]struct {
+		h          *tar.Header
+		code, want string
+	}{
+		"device":              {entry(tar.TypeChar, ""), "bad_archive", "old"},
+		"contiguous":          {entry(tar.TypeCont, ""), "bad_archive", "old"},
+		"link to the missing": {entry(tar.TypeLink, "gone"), "file_not_found", "old"},
+		"link to itself":      {entry(tar.TypeLink, "f"), "", "old"},
+		"control: hard":       {entry(tar.TypeLink, "g"), "", "other"},
+		"control: symbolic":   {entry(tar.TypeSymlink, "g"), "", "other"},
+	} {
+		b.sh("rm -rf /tmp/in; mkdir /tmp/in && echo -n old > /tmp/in/f && echo -n other > /tmp/in/g")
+		err := b.TarIn(ctx(t), "", "/tmp/in", archiveOf(t, tc.h))
+		if (err == nil) != (tc.code == "") || err != nil && sandbox.CodeOf(err) != tc.code {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := b.sh("cat /tmp/in/f; ls -A /tmp/in"); got != tc.want+"f\ng" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if err := b.TarIn(ctx(t), "", "/tmp/in", archiveOf(t, file("x/..", "lost"))); sandbox.CodeOf(err) != "bad_archive" {
+		t.Errorf("a file in the place of the directory: %v", err)
+	}
+	b.sh("rm -f /tmp/in/f; mkfifo /tmp/in/f")
+	if err := b.TarIn(ctx(t), "", "/tmp/in", archiveOf(t, entry(tar.TypeFifo, ""))); err != nil || b.sh("ls -A /tmp/in") != "f\ng" {
+		t.Errorf("FIFO: %v", err)
 	}
 }

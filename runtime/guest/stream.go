@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/internal/initproto"
 	"github.com/sandboxd/sandboxd/sandbox"
@@ -31,8 +32,8 @@ type IO struct {
 	shut  bool  // nothing is charged any more
 	taken func(total int64, closed bool)
 
-	inMu sync.Mutex // held while a piece of input is sent
-	at   int64      // offset of the next one in the session; negative without one
+	inMu sync.Mutex   // held while a piece of input is sent
+	at   atomic.Int64 // offset of the next one in the session; -1 without one
 }
 
 var (
@@ -58,7 +59,8 @@ func (g *Guest) Attach(ctx context.Context, id sandbox.ProcessID, offset int64) 
 }
 
 func (g *Guest) stream(ctx context.Context, op string, args any) (*IO, error) {
-	io := &IO{g: g, tab: tabOf(ctx), at: -1}
+	io := &IO{g: g, tab: tabOf(ctx)}
+	io.at.Store(-1)
 	c, err := g.open(ctx, op, args, &io.proc)
 	if err != nil {
 		return nil, err
@@ -199,11 +201,9 @@ func (s *IO) told(payload []byte) error {
 	if err != nil || taken == nil {
 		return broken(errors.Join(initproto.ErrFrame, err))
 	}
-	s.inMu.Lock()
-	if s.at < 0 {
-		s.at = total
-	}
-	s.inMu.Unlock()
+	// Not under inMu: a piece may wait there until PID 1 reads, which may wait
+	// until this goes on reading.
+	s.at.CompareAndSwap(-1, total)
 	taken(total, closed)
 	return nil
 }
@@ -217,9 +217,9 @@ func (s *IO) WriteStdin(p []byte) (int, error) {
 	for len(p) > 0 {
 		n := min(len(p), initproto.MaxData)
 		kind, head := initproto.FrameStdin, []byte(nil)
-		if s.at >= 0 {
-			kind, head = initproto.FrameStdinAt, binary.BigEndian.AppendUint64(nil, uint64(s.at))
-			s.at += int64(n)
+		if at := s.at.Load(); at >= 0 {
+			kind, head = initproto.FrameStdinAt, binary.BigEndian.AppendUint64(nil, uint64(at))
+			s.at.Store(at + int64(n))
 		}
 		if err := s.c.send(kind, head, p[:n]); err != nil {
 			return done, err

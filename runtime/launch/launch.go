@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -199,6 +200,9 @@ type Shell struct {
 func (s *Shell) Close() error {
 	return errors.Join(closeFile(s.UserNS), closeFile(s.NetNS), closeFile(s.mounts), closeFile(s.PIDFD))
 }
+
+// Waits tells, for a person, what PID 1 waits for.
+func (s *Shell) Waits() []string { return linux.WaitsOf(s.PID) }
 
 // HoldMounts keeps the mounts of PID 1 beyond its end, until Close. Else the
 // last of its threads unmounts them all, and waits for RCU, before anybody is
