@@ -24,6 +24,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/integration/harness"
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
@@ -43,6 +44,23 @@ func firsts(t *testing.T, d *harness.Daemon) map[string]int {
 		}
 	}
 	return pids
+}
+
+// hang stops a PID 1 and waits until none of its threads runs any more, for one
+// of them may still answer what is asked at once.
+func hang(t *testing.T, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, "a PID 1 that is stopped", func() bool {
+		for _, w := range linux.WaitsOf(pid) {
+			if f := strings.Fields(w); f[0] == "thread" && f[2] != "T" {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // TestHungPoolShell stops PID 1 of every shell that is kept ready: the next
@@ -69,10 +87,8 @@ func TestHungPoolShell(t *testing.T) {
 		return pooled
 	})
 	ready = full()
-	for id, pid := range ready {
-		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-			t.Fatalf("stop PID 1 of %s: %v", id, err)
-		}
+	for _, pid := range ready {
+		hang(t, pid)
 	}
 	began := time.Now()
 	sb := d.New(t, sandbox.Spec{})
@@ -92,12 +108,6 @@ func TestHungInit(t *testing.T) {
 	sb := d.New(t, sandbox.Spec{})
 	id := string(sb.ID)
 	d.Sh(t, id, "echo kept > /root/file")
-	hang := func() {
-		t.Helper()
-		if err := unix.Kill(firsts(t, d)[id], unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-	}
 	timed := func(what string, f func() error) {
 		t.Helper()
 		began := time.Now()
@@ -106,7 +116,7 @@ func TestHungInit(t *testing.T) {
 		}
 		t.Logf("%s took %v", what, time.Since(began))
 	}
-	hang()
+	hang(t, firsts(t, d)[id])
 	began := time.Now()
 	if _, err := d.Snapshot(t.Context(), id, sandbox.SnapshotRequest{}); sandbox.CodeOf(err) != "deadline" {
 		t.Errorf("snapshot: %v, want code deadline", err)
@@ -117,7 +127,7 @@ func TestHungInit(t *testing.T) {
 	if got := d.Sh(t, id, "cat /root/file"); got != "kept" {
 		t.Errorf("the file holds %q", got)
 	}
-	hang()
+	hang(t, firsts(t, d)[id])
 	timed("rm", func() error { _, err := d.Remove(t.Context(), id); return err })
 }
 

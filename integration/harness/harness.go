@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/linux"
 	"github.com/sandboxd/sandboxd/sandbox"
 )
 
@@ -231,7 +232,7 @@ func (d *Daemon) End(sig syscall.Signal) {
 	select {
 	case <-d.done:
 	case <-time.After(60 * time.Second):
-		d.t.Errorf("the daemon outlived %v by a minute:\n%s", sig, d.Log)
+		d.t.Errorf("the daemon outlived %v by a minute: its threads wait in %q\n%s", sig, linux.WaitsOf(d.cmd.Process.Pid), d.Log)
 		_ = d.cmd.Process.Kill()
 		<-d.done
 	}
