@@ -44,6 +44,24 @@ func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
 	return nil
 }
 
+// LiftIO takes the limits of io back from a sandbox that is about to be killed with
+// its files: what waits for its turn would else hold up the whole file system,
+// which is the others' too. Repeating it, or a sandbox without a cgroup, is no error.
+func (t *Tree) LiftIO(id sandbox.ID) error {
+	dir, err := t.at(id, partID)
+	if err != nil {
+		return err
+	}
+	plan := only(t.controllers, planIO(sandbox.Limits{}, t.devices()))
+	if t.ioReadDevices != nil {
+		plan = append(plan, planReads(sandbox.Limits{}, t.ioReadDevices(), t.controllers)...)
+	}
+	if err := t.apply(dir, plan); err != nil && !gone(err) {
+		return fmt.Errorf("taking the limits of io back from %s: %w", id, err)
+	}
+	return nil
+}
+
 // Enforcement says of cpu, memory, pids and io which are kept on this host.
 func (t *Tree) Enforcement(l sandbox.Limits) []sandbox.Enforcement {
 	return planEnforcement(l, t.controllers, t.devices())

@@ -102,12 +102,17 @@ func planLimits(l sandbox.Limits, cpus []int, pinned bool, devices, have []strin
 		{part: partWork, file: "memory.max", content: orMax(l.MemoryBytes), controller: ctlMemory},
 		{part: partWork, file: "pids.max", content: orMax(l.PIDs), controller: ctlPIDs},
 	}
-	for _, dev := range devices { // on all of it: PID 1 writes the files of the API
+	return only(have, append(plan, planIO(l, devices)...))
+}
+
+// planIO lists what bounds the io of all of a sandbox: PID 1 writes the files of the API.
+func planIO(l sandbox.Limits, devices []string) (plan []setting) {
+	for _, dev := range devices {
 		plan = append(plan, setting{
 			part: partID, file: "io.max", content: dev + " " + ioMax(l), controller: ctlIO, reset: !limitsIO(l),
 		})
 	}
-	return only(have, plan)
+	return plan
 }
 
 // initShare is the part of a sandbox's cpus that PID 1 has beside its workload,
@@ -127,14 +132,7 @@ func withInit(cpus float64) float64 {
 
 // planReads lists what bounds the reads of l on further devices.
 func planReads(l sandbox.Limits, devices, have []string) []setting {
-	reads := sandbox.Limits{IOReadBPS: l.IOReadBPS, IOReadIOPS: l.IOReadIOPS}
-	var plan []setting
-	for _, dev := range devices {
-		plan = append(plan, setting{
-			part: partID, file: "io.max", content: dev + " " + ioMax(reads), controller: ctlIO, reset: !limitsIO(reads),
-		})
-	}
-	return only(have, plan)
+	return only(have, planIO(sandbox.Limits{IOReadBPS: l.IOReadBPS, IOReadIOPS: l.IOReadIOPS}, devices))
 }
 
 // only drops the settings whose controller is not in have.

@@ -204,6 +204,7 @@ func (f fakeCgroups) Settle(context.Context, sandbox.ID, int, uint32) error {
 	return f.step("cgroup.settle", nil)
 }
 
+func (f fakeCgroups) LiftIO(sandbox.ID) error { return nil }
 func (f fakeCgroups) SetLimits(sandbox.ID, sandbox.Limits) error {
 	return f.step("cgroup.limits", nil)
 }

@@ -24,6 +24,7 @@ type Cgroups interface {
 	Hasten()
 	Settle(ctx context.Context, id sandbox.ID, pid int, uidBase uint32) error
 	SetLimits(id sandbox.ID, l sandbox.Limits) error
+	LiftIO(id sandbox.ID) error
 	Enforcement(l sandbox.Limits) []sandbox.Enforcement
 	Usage(id sandbox.ID) (sandbox.Usage, error)
 	Meter(id sandbox.ID) (sandbox.Usage, error)
