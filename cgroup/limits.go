@@ -44,9 +44,9 @@ func (t *Tree) SetLimits(id sandbox.ID, l sandbox.Limits) error {
 	return nil
 }
 
-// LiftIO takes the limits of io back from a sandbox that is about to be killed with
-// its files: what waits for its turn would else hold up the whole file system,
-// which is the others' too. Repeating it, or a sandbox without a cgroup, is no error.
+// LiftIO takes the limits of io back from a sandbox that is about to be killed: what
+// waits for its turn would else hold up the whole file system, which is the
+// others' too. Repeating it, or a sandbox without a cgroup, is no error.
 func (t *Tree) LiftIO(id sandbox.ID) error {
 	dir, err := t.at(id, partID)
 	if err != nil {

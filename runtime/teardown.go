@@ -223,9 +223,6 @@ func (m *Manager) takeDown(ctx context.Context, b *box, row sandbox.Sandbox, beg
 	if begun != nil {
 		told = m.tellIfLate(ctx, b, row.Status, *begun)
 	}
-	if err := m.cgroup.LiftIO(b.id); err != nil { // all the same it ends, later
-		m.log.WarnContext(ctx, "end a sandbox whose io is limited", "sandbox", b.id, "err", err)
-	}
 	release, err := m.killShell(ctx, b)
 	if told(err != nil) {
 		begun, row.Status = nil, sandbox.StatusCompleting
@@ -331,6 +328,9 @@ func (m *Manager) killShell(ctx context.Context, b *box) (release func(), err er
 	defer b.guest.CloseIdle()
 	defer b.reach.closeAll()
 	release = func() {}
+	if err := m.cgroup.LiftIO(b.id); err != nil { // all the same it ends, later
+		m.log.WarnContext(ctx, "end a sandbox whose io is limited", "sandbox", b.id, "err", err)
+	}
 	if shell != nil {
 		shell.HoldMounts()
 		release = func() {

@@ -159,7 +159,7 @@ func TestWaysPastCPU(t *testing.T) {
 
 // TestWaysPastIO writes by the files API, faster than the sandbox may: what
 // reaches the disk for all of it keeps to the rate. The control is the same
-// without a limit. Removed, it holds up nobody with what waits for its turn: nor
+// without a limit. Stopped and removed, it holds up nobody with what waits for its turn: nor
 // the daemon's end, for which the volume is written out.
 func TestWaysPastIO(t *testing.T) {
 	testenv.Need(t, testenv.CgroupControllers, testenv.Quota)
@@ -212,6 +212,11 @@ func TestWaysPastIO(t *testing.T) {
 			}
 		}
 		t.Logf("%s: %.2f MiB/s reach the disk, %.2f in the sandbox's name", name, rates[name]/(1<<20), counted(t, d, sb.ID, "io.stat", "wbytes")/(1<<20)/time.Since(began).Seconds())
+		ended := time.Now()
+		if _, err := d.Stop(t.Context(), string(sb.ID)); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%s: stopped in %v", name, time.Since(ended))
 		if _, err := d.Remove(t.Context(), string(sb.ID)); err != nil {
 			t.Fatal(err)
 		}
