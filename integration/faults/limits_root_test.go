@@ -213,9 +213,11 @@ func TestWaysPastIO(t *testing.T) {
 		}
 		t.Logf("%s: %.2f MiB/s reach the disk, %.2f in the sandbox's name", name, rates[name]/(1<<20), counted(t, d, sb.ID, "io.stat", "wbytes")/(1<<20)/time.Since(began).Seconds())
 		ended := time.Now()
-		if _, err := d.Stop(t.Context(), string(sb.ID)); err != nil {
-			t.Error(err)
+		hung, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if _, err := d.Stop(hung, string(sb.ID)); err != nil {
+			t.Errorf("stop the %s one: %v", name, err)
 		}
+		cancel()
 		t.Logf("%s: stopped in %v", name, time.Since(ended))
 		if _, err := d.Remove(t.Context(), string(sb.ID)); err != nil {
 			t.Fatal(err)
